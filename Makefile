@@ -1,0 +1,89 @@
+# Few commands, the same for people and for CI. Each makes the environment it needs first.
+#
+#   PYTHON  the interpreter a new environment is made with
+#   VENV    the environment; one that is already there is used as it is
+#   JOBS    test processes
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+PY := $(VENV)/bin/python
+# Twice quiet: errors only.
+PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input install --no-warn-script-location
+SOURCES := src tests examples benchmarks
+COMMA := ,
+OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+# Two targets may install into one environment; pip has no lock for that.
+.NOTPARALLEL:
+.PHONY: help setup demo test lint format docs bench bench-here compare compare-here campaign clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.made:
+	@if [ ! -x "$(PY)" ]; then \
+	  "$(PYTHON)" -c "$(OLD_ENOUGH)" 2>/dev/null || { \
+	    echo "phijax_rng needs Python 3.11 or newer, and '$(PYTHON)' is: $$("$(PYTHON)" --version 2>&1)" >&2; \
+	    echo "Name one, for example: make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)" >&2; exit 1; }; \
+	  echo "Making $(VENV) with $$("$(PYTHON)" --version)"; \
+	  "$(PYTHON)" -m venv "$(VENV)"; \
+	fi
+	@"$(PY)" -c "$(OLD_ENOUGH)" || { \
+	  echo "phijax_rng needs Python 3.11 or newer, and $(VENV) has $$("$(PY)" --version)." >&2; \
+	  echo "Remove $(VENV), or name another: make VENV=.venv-new $(or $(MAKECMDGOALS),setup)" >&2; exit 1; }
+	@"$(PY)" -m pip --version >/dev/null 2>&1 || "$(PY)" -m ensurepip >/dev/null
+	@touch $@
+
+# $(VENV)/.installed-test+compare: the package with its extras `test` and `compare`.
+$(VENV)/.installed-%: pyproject.toml $(VENV)/.made
+	@echo "Installing phijax_rng[$(subst +,$(COMMA),$*)] into $(VENV)"
+	@$(PIP) --editable '.[$(subst +,$(COMMA),$*)]'
+	@touch $@
+
+setup: $(VENV)/.installed-dev  ## Install everything a developer needs.
+	@touch $(addprefix $(VENV)/.installed-,test lint docs plot)
+
+demo: $(VENV)/.installed-plot  ## Train, be killed half-way, resume, and compare bit for bit.
+	$(PY) examples/demo.py
+
+test: $(VENV)/.installed-test  ## Run the tests.
+	$(PY) -m pytest -n $(JOBS) tests
+
+lint: $(VENV)/.installed-lint  ## Check format, style and types.
+	$(PY) -m ruff format --check $(wildcard $(SOURCES))
+	$(PY) -m ruff check $(wildcard $(SOURCES))
+	$(PY) -m mypy
+
+format: $(VENV)/.installed-lint  ## Format the code and mend what ruff can mend.
+	$(PY) -m ruff format $(wildcard $(SOURCES))
+	$(PY) -m ruff check --fix $(wildcard $(SOURCES))
+
+# The variable silences an announcement of the theme, which is no finding.
+docs: $(VENV)/.installed-docs  ## Build the documentation into site/.
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
+bench:  ## Measure, beside PhiJAX where there is a Python 3.12 or newer.
+	@newest=$$(.ci/newest-python 2>/dev/null); \
+	if [ -n "$$newest" ]; then $(MAKE) --no-print-directory bench-here VENV=.venv-compare PYTHON="$$newest"; \
+	else $(MAKE) --no-print-directory bench-here; fi
+
+bench-here: $(VENV)/.installed-test+compare
+	$(PY) -m benchmarks
+
+compare:  ## Run the tests beside PhiJAX (needs a Python 3.12 or newer).
+	@newest=$$(.ci/newest-python) && \
+	$(MAKE) --no-print-directory compare-here VENV=.venv-compare PYTHON="$$newest"
+
+compare-here: $(VENV)/.installed-test+compare
+	$(PY) -c "import phijax"
+	$(PY) -m pytest -n $(JOBS) tests/interop
+
+campaign: $(VENV)/.installed-test  ## Run the long campaigns, which are no part of `make test`.
+	$(PY) -m pytest -n $(JOBS) -m slow --hypothesis-profile=campaign tests
+
+clean:  ## Remove environments, caches and built pages.
+	rm -rf .venv .venv-newest .venv-compare site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

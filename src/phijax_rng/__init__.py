@@ -1,0 +1,56 @@
+"""One seed, named streams, batches by step, and runs that resume to the same bits."""
+
+from phijax_rng import keys, shuffle
+from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
+from phijax_rng.errors import (
+    CheckpointMismatchError,
+    DamagedCheckpointError,
+    NonFiniteError,
+    RunChangedError,
+    RunExistsError,
+)
+from phijax_rng.loop import Chunk, TrainLoop
+from phijax_rng.module import DataModule, LossModule, StepOutput
+from phijax_rng.pools import HostPool
+from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
+from phijax_rng.state import TrainState, advance, initialize_train_state
+from phijax_rng.step import LossTrainStep, TrainStep
+from phijax_rng.trainer import FitResult, Trainer
+
+__all__ = [
+    "AdaptiveSampler",
+    "CheckpointMismatchError",
+    "Checkpoints",
+    "Chunk",
+    "DamagedCheckpointError",
+    "DataModule",
+    "FitResult",
+    "HostPool",
+    "LossBalancer",
+    "LossModule",
+    "LossTrainStep",
+    "NamedBatchSource",
+    "NonFiniteError",
+    "PoolDataModule",
+    "RandomRowSampler",
+    "RunChangedError",
+    "RunExistsError",
+    "Sampler",
+    "SpaceTimeSampler",
+    "StaticLossBalancer",
+    "StepOutput",
+    "StepSampler",
+    "TrainLoop",
+    "TrainState",
+    "TrainStep",
+    "Trainer",
+    "TrainingBatchSource",
+    "UniformDomainSampler",
+    "advance",
+    "initialize_train_state",
+    "keys",
+    "shuffle",
+]

@@ -1,0 +1,125 @@
+"""Checks at the door, worded once.
+
+Each check returns the value in the form the package uses inside, or raises before anything is
+traced. None of them imports JAX, so that host-only modules may use them; JAX arrays are recognised
+by what they offer.
+
+>>> whole_number(3, "step", 2**31)
+3
+>>> whole_number(True, "step", 2**31)
+Traceback (most recent call last):
+TypeError: step must be a whole number, got True. Pass an int or a NumPy integer.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+
+def is_whole(value: Any) -> bool:
+    """Whether `value` is an integer scalar of Python, NumPy or JAX; booleans are not."""
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    if isinstance(value, (int, np.integer)):
+        return True
+    dtype = getattr(value, "dtype", None)
+    return (
+        getattr(value, "shape", None) == ()
+        and isinstance(dtype, np.dtype)
+        and np.issubdtype(dtype, np.integer)
+    )
+
+
+def whole_number(value: Any, name: str, stop: int, *, start: int = 0, mend: str = "") -> int:
+    """`value` as a Python int in [start, stop)."""
+    if not is_whole(value):
+        raise TypeError(
+            f"{name} must be a whole number, got {value!r}. {mend or 'Pass an int or a NumPy integer.'}"
+        )
+    number = operator.index(value)
+    if not start <= number < stop:
+        raise ValueError(
+            f"{name} must be in [{start}, {_power(stop)}), got {number}. "
+            f"{mend or 'Pick a number inside the range.'}"
+        )
+    return number
+
+
+def step_number(value: Any, name: str = "step") -> int:
+    """`value` as a Python int that can be a global step."""
+    return whole_number(value, name, 2**31, mend="A step counts completed optimizer updates.")
+
+
+def positive(value: Any, name: str) -> int:
+    """`value` as a Python int of at least one."""
+    return whole_number(value, name, 2**31, start=1)
+
+
+def batch_size(value: Any, name: str) -> int | Literal["all"]:
+    """`value` as a positive Python int, or the word 'all'."""
+    if isinstance(value, str) and value == "all":
+        return "all"
+    if not is_whole(value) or operator.index(value) < 1:
+        error = ValueError if is_whole(value) or isinstance(value, str) else TypeError
+        raise error(
+            f"{name} must be a positive int or 'all', got {value!r}. Use 'all' to take every row of the pool."
+        )
+    return whole_number(value, name, 2**31, start=1)
+
+
+def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
+    """`value`, if it is one of `choices`."""
+    choices = tuple(choices)
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}. Pick one of them.")
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """`value`, if it is a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}. Pass a bool.")
+    return bool(value)
+
+
+def names(values: Any, name: str) -> tuple[str, ...]:
+    """`values` as a tuple of distinct, non-empty strings, at least one."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence of names, got {values!r}. Pass a tuple of strings.")
+    listed = tuple(values)
+    for index, value in enumerate(listed):
+        if not isinstance(value, str) or not value:
+            raise TypeError(f"{name}[{index}] must be a non-empty string, got {value!r}. Name it.")
+    if not listed:
+        raise ValueError(f"{name} must name at least one entry, got {listed!r}. Add a name.")
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"{name} must not repeat a name, got {listed!r}. Drop the repeated one.")
+    return listed
+
+
+def mapping(value: Any, name: str) -> Mapping[str, Any]:
+    """`value`, if it is a mapping with at least one entry and string keys."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, got {value!r}. Pass a dict keyed by name.")
+    names(value, name)
+    return value
+
+
+def function(value: Any, name: str) -> Any:
+    """`value`, if it can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {value!r}. Pass a function.")
+    return value
+
+
+def shown(values: Iterable[Any]) -> str:
+    """`values` as `'a', 'b'` for a message; 'nothing' for none."""
+    return ", ".join(repr(value) for value in values) or "nothing"
+
+
+def _power(stop: int) -> str:
+    exponent = stop.bit_length() - 1
+    return f"2**{exponent}" if exponent >= 16 and stop == 1 << exponent else str(stop)

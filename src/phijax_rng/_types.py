@@ -1,0 +1,26 @@
+"""Names of the array types and batch shapes that several modules speak of."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Key
+
+KeyScalar: TypeAlias = Key[jax.Array, ""]
+"""One typed JAX key of shape `()`."""
+
+Seed: TypeAlias = int | np.integer[Any] | jax.Array | np.ndarray[Any, Any] | None
+"""What `keys.root_key` takes: an integer in [0, 2**64), `None`, or one key."""
+
+Step: TypeAlias = int | np.integer[Any] | jax.Array
+"""Completed optimizer updates; a whole number in [0, 2**31), traced or not."""
+
+BatchSize: TypeAlias = int | Literal["all"]
+Rows: TypeAlias = dict[str, Any]
+"""One batch of one sampler: field name -> array whose leading axis counts rows."""
+
+Batches: TypeAlias = dict[str, Rows]
+"""One training batch: sampler name -> `Rows`, in declaration order."""
+
+BatchSizes: TypeAlias = Mapping[str, BatchSize]

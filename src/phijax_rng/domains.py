@@ -1,0 +1,251 @@
+"""Points of continuous domains, drawn afresh from each key.
+
+Coordinates are `lo + (hi - lo) * u` with `u` uniform on [0, 1), rounded twice: the product, then the
+sum, as NumPy does it. They are therefore the same bits eager, jitted, looped, sharded, and as the
+beginning of a larger batch, which `jax.random.uniform(key, shape, minval=lo, maxval=hi)` is not.
+
+>>> import jax
+>>> sampler = UniformDomainSampler([(0.0, 1.0), (-2.0, 2.0)])
+>>> sampler.sample(jax.random.key(3), 3)["inputs"].shape
+(3, 2)
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks, _coordinates, _pytrees, _rows
+from phijax_rng._types import BatchSize, KeyScalar, Rows
+from phijax_rng.pools import as_fields
+
+
+@_pytrees.record(data=("bounds", "templates"), meta=("dtype", "sort_axis"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class UniformDomainSampler:
+    """Points uniform in a box.
+
+    `inputs` is `lo + (hi - lo) * u` with `u = jax.random.uniform(key, (size, axes), dtype)`, product and
+    sum rounded one after the other; a coordinate can round up to `hi`. It parts from
+    `jax.random.uniform(minval, maxval)` by at most one rounding of the span, and not at all where
+    `hi - lo` is a power of two.
+
+    Attributes:
+        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; held as `dtype`, shape `(axes, 2)`.
+        templates: more fields, each one row without its leading axis, repeated for every point.
+        dtype: float32, or float64 with x64 on; `uniform` is drawn in it.
+        sort_axis: a column of `inputs` to sort each batch by, ascending; `None` to keep the order of drawing.
+
+    Raises:
+        TypeError: the bounds are not pairs of numbers, or `templates` is not a mapping.
+        ValueError: a bound is not finite or out of order, an unsupported dtype, or no such axis.
+    """
+
+    bounds: Any
+    templates: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dtype: Any = np.float32
+    _: dataclasses.KW_ONLY
+    sort_axis: int | None = None
+
+    def __post_init__(self) -> None:
+        dtype = _checked_dtype(self.dtype)
+        bounds = _checked_bounds(self.bounds, "bounds", dtype)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "bounds", bounds)
+        object.__setattr__(self, "templates", _held_templates(self.templates))
+        if self.sort_axis is not None:
+            axis = _checks.whole_number(self.sort_axis, "sort_axis", len(bounds))
+            object.__setattr__(self, "sort_axis", axis)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        _refuse_all(size, name)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Points by field name.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            size: points to draw; static, a positive int.
+
+        Returns:
+            `inputs` of shape `(size, axes)`, and each template as `(size, *template.shape)`.
+        """
+        size = _checked_size(size)
+        bounds = jnp.asarray(self.bounds)
+        shape = (size, bounds.shape[0])
+        inputs = _coordinates.uniform(key, shape, bounds[:, 0], bounds[:, 1])
+        repeated = {
+            name: jnp.broadcast_to(row, (size, *np.shape(row))) for name, row in self.templates.items()
+        }
+        return _rows.sort({"inputs": inputs, **repeated}, self.sort_axis)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {
+            "kind": "UniformDomainSampler",
+            "bounds": np.asarray(self.bounds).tolist(),
+            "templates": _rows.describe(self.templates),
+            "dtype": str(self.dtype),
+            "sort_axis": self.sort_axis,
+        }
+
+
+@_pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpaceTimeSampler:
+    """Places picked from a pool, at times drawn afresh.
+
+    `row_key, time_key = split(key)`: the first picks rows uniformly, the second draws a time for each,
+    which takes the place of column `time_axis`. Other fields come from the picked rows.
+
+    Attributes:
+        fields: field name -> array of shape `(rows, ...)`, or a `HostPool`; `inputs` is float32 (or
+            float64 with x64 on) of shape `(rows, axes)`. No `targets`: they would belong to other times.
+        time_bounds: `(start, end)`, finite, `start < end`.
+        time_axis: the column of `inputs` that holds the time.
+        replace: whether a place may be picked twice in one batch.
+        method: how distinct places are found, as in `RandomRowSampler`.
+        sort_axis: a column of the new `inputs` to sort each batch by, ascending; 0 unless said
+            otherwise, `None` to keep the order of drawing.
+
+    Raises:
+        TypeError: a field is not an array of numbers, or the bounds are not two numbers.
+        ValueError: bounds out of order, targets, an unsupported dtype, or no such axis.
+    """
+
+    fields: Any
+    time_bounds: Any
+    time_axis: int = 0
+    _: dataclasses.KW_ONLY
+    replace: bool = True
+    method: str = "permutation"
+    sort_axis: int | None = 0
+
+    def __post_init__(self) -> None:
+        fields = as_fields(self.fields)
+        if np.prod(np.shape(fields.get("targets", np.empty((1, 0))))) > 0:
+            raise ValueError(
+                "fields must not hold 'targets', which belong to the times of the pool. Drop them."
+            )
+        time_axis = _rows.checked_axis(self.time_axis, "time_axis", fields)
+        dtype = _checked_dtype(fields["inputs"].dtype)
+        _checks.flag(self.replace, "replace")
+        _checks.one_of(self.method, "method", _rows.METHODS)
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "time_axis", time_axis)
+        object.__setattr__(self, "time_bounds", _checked_bounds([self.time_bounds], "time_bounds", dtype)[0])
+        if self.sort_axis is not None:
+            axis = _rows.checked_axis(self.sort_axis, "sort_axis", fields)
+            object.__setattr__(self, "sort_axis", axis)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        _refuse_all(size, name)
+        if not self.replace:
+            _rows.check_distinct(size, name, _rows.num_rows(self.fields))
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Points by field name.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            size: points to draw; static, a positive int.
+
+        Returns:
+            `inputs` of shape `(size, axes)`, and the other fields of the picked rows.
+        """
+        size = _checked_size(size)
+        self.check_size(size, "size")
+        row_key, time_key = jax.random.split(key)
+        count = _rows.num_rows(self.fields)
+        indices = _rows.draw_indices(row_key, size, count, self.replace, self.method)
+        rows = _rows.take(self.fields, indices)
+        bounds = jnp.asarray(self.time_bounds)
+        times = _coordinates.uniform(time_key, (size,), bounds[0], bounds[1])
+        return _rows.sort({**rows, "inputs": rows["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {
+            "kind": "SpaceTimeSampler",
+            "num_rows": _rows.num_rows(self.fields),
+            "fields": _rows.describe(self.fields),
+            "time_bounds": np.asarray(self.time_bounds).tolist(),
+            "time_axis": self.time_axis,
+            "replace": self.replace,
+            "method": None if self.replace else self.method,
+            "sort_axis": self.sort_axis,
+        }
+
+
+def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found == np.float32:
+        return np.dtype(np.float32)
+    if found == np.float64 and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return np.dtype(np.float64)
+    raise ValueError(
+        f"dtype of coordinates must be float32, or float64 with jax_enable_x64 on, got {dtype!r}. "
+        "Use float32."
+    )
+
+
+def _checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
+        raise TypeError(f"{name} must be pairs (lo, hi), got {bounds!r}. Pass one pair for each axis.")
+    try:
+        pairs = np.array(bounds, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be pairs of numbers, got {bounds!r}. Pass one (lo, hi) for each axis."
+        ) from None
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
+        raise ValueError(
+            f"{name} must have shape (axes, 2), got {pairs.shape}. Pass one (lo, hi) for each axis."
+        )
+    with np.errstate(over="ignore"):
+        held = pairs.astype(dtype)
+        spans = held[:, 1] - held[:, 0]
+    for axis, span in enumerate(spans):
+        if not (np.isfinite(span) and span > 0):
+            raise ValueError(
+                f"{name}[{axis}] must be finite with lo < hi in {dtype}, got "
+                f"{tuple(pairs[axis].tolist())!r}. Mend it."
+            )
+    held.flags.writeable = False
+    return held
+
+
+def _held_templates(templates: Any) -> dict[str, Any]:
+    if not isinstance(templates, Mapping):
+        raise TypeError(f"templates must be a mapping, got {templates!r}. Pass a dict from field to one row.")
+    if "inputs" in templates:
+        raise ValueError(
+            "templates must not hold 'inputs', which are the points themselves. Rename the field."
+        )
+    held = {}
+    for name, row in templates.items():
+        array = row if isinstance(row, jax.Array) else np.array(row)
+        if array.dtype.kind not in "biufcV":
+            raise TypeError(f"templates[{name!r}] must hold numbers, got dtype {array.dtype}. Convert it.")
+        held[str(name)] = array
+    return held
+
+
+def _refuse_all(size: BatchSize, name: str) -> None:
+    if size == "all":
+        raise ValueError(
+            f"{name}='all' needs a finite pool; a continuous domain has none. Pass a positive int."
+        )
+
+
+def _checked_size(size: BatchSize) -> int:
+    _refuse_all(size, "size")
+    return int(_checks.batch_size(size, "size"))

@@ -1,0 +1,45 @@
+"""The errors of this package that a caller may want to catch apart from others.
+
+Each one is also the built-in error it refines, so `except ValueError` keeps working.
+Everything else is raised as a plain `TypeError`, `ValueError` or `FileNotFoundError`.
+"""
+
+from typing import Any
+
+
+class CheckpointMismatchError(ValueError):
+    """A checkpoint does not fit the run that wants to restore it (paths, shapes, dtypes, keys)."""
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint's own records disagree with what is on disk."""
+
+
+class RunChangedError(ValueError):
+    """A resumed run would not draw what the saved run would have drawn."""
+
+
+class RunExistsError(ValueError):
+    """A fresh run was asked for in a directory that already holds one."""
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss or the updated model became NaN or infinite.
+
+    Attributes:
+        step: the global step whose update was refused.
+        terms: names of the losses that were not finite; `("model_state",)` when every loss was
+            finite and only the updated model was not.
+        chunk: the `loop.Chunk` of the good updates before it.
+    """
+
+    def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: Any):
+        super().__init__(message)
+        self.step = step
+        self.terms = terms
+        self.chunk = chunk
+
+    @property
+    def state(self) -> Any:
+        """The `TrainState` before the refused update."""
+        return self.chunk.state

@@ -1,0 +1,132 @@
+"""How a source reaches the compiled loop: inside it, or from the host in stacks.
+
+A source that says `traceable = True` is traced into the program. Any other callable is asked on the host
+with a Python int, one step after the other, ahead of time and in a thread of its own; its batches are
+stacked, and the program picks its step's slice. A NumPy callable would trace without complaint and
+freeze its first batch, so nothing is traced that does not ask for it.
+
+Both give the same batch at every step, whatever the stack size and wherever the host looks in.
+"""
+
+import concurrent.futures
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from phijax_rng import _checks, _pytrees
+
+# A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
+# the host's work behind the loop's, and never a second pool on the device.
+_STACK_BYTES = 64 * 2**20
+_STACK_STEPS = 64
+
+
+class ResidentFeed:
+    """A traceable source, inside the program."""
+
+    def __init__(self, source: Any):
+        self.source = source
+
+    def at(self, step: int) -> tuple[Any, int | None]:
+        """No other source than the compiled one, and no bound on how far it reaches."""
+        return None, None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class HostFeed:
+    """A source that is asked on the host, in order, from `start` up to `stop`.
+
+    Attributes:
+        source: the first stack, whose structure and shapes every other stack has.
+    """
+
+    def __init__(self, source: Any, start: int, stop: int):
+        self._ask = source
+        self._stop = stop
+        first = source(start)
+        self._count = _stack_size(first)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-feed")
+        self._start = start
+        self.source = self._stacked(start, first)
+        self._next = self._thread.submit(self._stacked, start + self._count)
+
+    def at(self, step: int) -> tuple[Any, int]:
+        """The stack that holds `step`, and the step behind its last."""
+        if step == self._start + self._count:
+            self.source, self._start = self._next.result(), step
+            self._next = self._thread.submit(self._stacked, step + self._count)
+        return self.source, min(self._start + self._count, self._stop)
+
+    def close(self) -> None:
+        """Ends the thread after the batch it is drawing."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _stacked(self, start: int, first: Any = None) -> "StackedBatches | None":
+        steps = range(start, min(start + self._count, self._stop))
+        if not steps:
+            return None
+        batches = [first if first is not None and step == start else self._ask(step) for step in steps]
+        # The stack's size is part of the program; what fills it up behind the last step is never read.
+        batches += [batches[-1]] * (self._count - len(batches))
+        names = tuple(batches[0]) if isinstance(batches[0], Mapping) else None
+        columns = [_columns(batch, names, step) for batch, step in zip(batches, steps, strict=False)]
+        columns += [columns[-1]] * (self._count - len(columns))
+        stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *columns)
+        return StackedBatches(np.int32(start), stacked, names)
+
+
+@_pytrees.record(data=("start", "batches"), meta=("names",))
+class StackedBatches:
+    """The batches of consecutive steps, as a traceable source of these steps.
+
+    Attributes:
+        start: the step of the first, int32 of shape `()`.
+        batches: a tuple of one entry per name (or one batch), every leaf with a leading axis of steps.
+        names: the names of the batches in declaration order; `None` for a source without names.
+    """
+
+    traceable = True
+
+    def __init__(self, start: Any, batches: Any, names: tuple[str, ...] | None):
+        self.start = start
+        self.batches = batches
+        self.names = names
+
+    def __call__(self, step: Any, sampler_state: Any = None) -> Any:
+        """The batch of a step in range; may be traced."""
+        place = step - self.start
+
+        def pick(leaf: Any) -> jax.Array:
+            return jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
+
+        picked = jax.tree.map(pick, self.batches)
+        return picked if self.names is None else dict(zip(self.names, picked, strict=True))
+
+
+def make_feed(source: Any, start: int, stop: int) -> ResidentFeed | HostFeed:
+    """The feed for a source: resident if it says it is traceable."""
+    _checks.function(source, "source")
+    if getattr(source, "traceable", False):
+        return ResidentFeed(source)
+    return HostFeed(source, start, stop)
+
+
+def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
+    if names is None:
+        return batch
+    if not isinstance(batch, Mapping) or set(batch) != set(names):
+        found = _checks.shown(batch) if isinstance(batch, Mapping) else repr(batch)
+        raise ValueError(
+            f"source({step}) must have the batches {_checks.shown(names)} like the step before, got {found}. "
+            "Return the same names at every step."
+        )
+    return tuple(batch[name] for name in names)
+
+
+def _stack_size(batch: Any) -> int:
+    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+    return max(1, min(_STACK_STEPS, _STACK_BYTES // max(size, 1)))

@@ -1,0 +1,122 @@
+"""What the host does between two chunks of the compiled loop: note, show, save, stop.
+
+A look reads what a chunk gave and never changes it, so when the host looks in is free: after one
+update or after a thousand, the run ends in the same bits.
+"""
+
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+
+from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.loop import Chunk
+from phijax_rng.state import TrainState
+
+_log = logging.getLogger("phijax_rng")
+
+
+class Looks:
+    """Takes every chunk in turn, and brings the run to an orderly end.
+
+    Attributes:
+        state: the state after the last update that was taken.
+        step: its step.
+        metrics: the losses of the last update, by name.
+        history: the losses of each update that completed a multiple of `log_every_n_steps`.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        record: dict[str, Any],
+        *,
+        checkpoints: Checkpoints | None,
+        display: Any,
+        log_every_n_steps: int,
+    ):
+        self.state = state
+        self.step = self._first = int(state.step)
+        self.metrics: dict[str, float] = {}
+        self.history: list[dict[str, float]] = []
+        self._record = record
+        self._parent = record["run"]["parent_step"]
+        self._checkpoints = checkpoints
+        self._display = display
+        self._every = log_every_n_steps
+        self._told_of_nonfinite = False
+        if checkpoints is not None:
+            checkpoints.start_clock()
+
+    def next_save(self) -> int | None:
+        """The next step at which a save is asked for by its number."""
+        return None if self._checkpoints is None else self._checkpoints.next_save(self.step)
+
+    def take(self, chunk: Chunk) -> None:
+        """Notes and shows what a chunk gave, and saves if a save is due."""
+        self.state, self.step = chunk.state, chunk.step
+        if chunk.step == chunk.start:
+            return
+        self.metrics = _at(chunk, -1)
+        self.history += _logged(chunk, self._every)
+        self._tell_of_nonfinite(chunk)
+        self._display.show(self.step, self.metrics)
+        if self._checkpoints is not None and self._checkpoints.is_due(self.step):
+            self._save()
+
+    def finish(self) -> None:
+        """The last save, waited for, and the end of the display."""
+        try:
+            if self._checkpoints is not None:
+                self._save()
+                self._checkpoints.close()
+        finally:
+            self._display.close()
+
+    def abandon(self) -> None:
+        """After an error: saves what the updates before it reached, if the error left it alive."""
+        alive = not any(
+            leaf.is_deleted() for leaf in jax.tree.leaves(self.state) if isinstance(leaf, jax.Array)
+        )
+        try:
+            if self._checkpoints is not None:
+                if alive and self.step > self._first:
+                    self._save()
+                self._checkpoints.close()
+        finally:
+            self._display.close()
+
+    def standing(self) -> str:
+        """Which save stands, for whoever interrupts a second time."""
+        step = None if self._checkpoints is None else self._checkpoints.latest_step
+        if self._checkpoints is None or step is None:
+            return "no checkpoint was saved"
+        return f"the checkpoint at step {step} in {self._checkpoints.directory} stands"
+
+    def _save(self) -> None:
+        assert self._checkpoints is not None
+        self._checkpoints.wait()
+        if self.step not in self._checkpoints.steps:
+            lineage = {**self._record["run"], "parent_step": self._parent}
+            self._checkpoints.save(self.state, {**self._record, "run": lineage})
+            self._parent = self.step
+
+    def _tell_of_nonfinite(self, chunk: Chunk) -> None:
+        if chunk.nonfinite.any() and not self._told_of_nonfinite:
+            step = chunk.start + int(np.argmax(chunk.nonfinite))
+            _log.warning("training became non-finite at step %d and goes on as on_nonfinite asks", step)
+            self._told_of_nonfinite = True
+
+
+def _logged(chunk: Chunk, every: int) -> list[dict[str, float]]:
+    """One entry for each update that completed a multiple of `every`."""
+    first = every - chunk.start % every - 1
+    return [
+        {"step": chunk.start + index + 1, **_at(chunk, index)}
+        for index in range(first, chunk.step - chunk.start, every)
+    ]
+
+
+def _at(chunk: Chunk, index: int) -> dict[str, float]:
+    return {name: float(values[index]) for name, values in chunk.records.items()}

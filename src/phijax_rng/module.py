@@ -1,0 +1,141 @@
+"""What a user supplies: losses of a model, and the data they are taken on.
+
+A `LossModule` is a record of plain functions. The trainer calls `init` once with the model stream
+and `losses` once per step with that step's runtime key:
+
+    init(key) -> model_state
+    losses(model_state, batches, key) -> {name: scalar}
+
+>>> import jax.numpy as jnp
+>>> module = LossModule(
+...     init=lambda key: {"w": jnp.zeros(3)},
+...     losses=lambda model_state, batches: {"fit": jnp.sum(model_state["w"] ** 2)},
+...     batch_keys=("pde",),
+... )
+>>> module.wants_key
+False
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from phijax_rng import _checks
+from phijax_rng._types import Batches, KeyScalar
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepOutput:
+    """What `losses` may return instead of a dict, when a step produces more than losses.
+
+    Attributes:
+        losses: loss name -> scalar.
+        model_state: the model state with its variables renewed, of unchanged structure; `None` when
+            there are none. Leaves handed back as they came are trained. Leaves that were replaced
+            are variables (batch statistics, counters): they are carried as returned, and the
+            optimizer does not move them. Which is which is decided when the step is traced, so
+            return the parameters themselves, for example `{**model_state, "batch_stats": new}`.
+        diagnostics: name -> scalar, recorded beside the losses, without influence.
+    """
+
+    losses: Mapping[str, jax.Array]
+    model_state: Any = None
+    diagnostics: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossModule:
+    """A model and its named losses, as plain functions.
+
+    Gradients are taken for leaves of `model_state` that are floating or complex arrays; integers,
+    booleans and keys are carried.
+
+    Attributes:
+        init: `init(key) -> model_state`, the model factory.
+        losses: `losses(model_state, batches, key) -> {name: scalar}` or a `StepOutput`. A function without
+            a parameter named `key` is called without it. Traced once; must be pure.
+        batch_keys: names of the batches that the losses read, in the order they are drawn.
+        loss_names: names of the losses, in the order they are summed; read off the first
+            trace when left out.
+        residuals: `residuals(model_state, batches, key) -> {loss name: rows}`, for balancing and
+            adaptive sampling.
+        predict: `predict(model_state, inputs) -> outputs`.
+        name: for messages and records.
+
+    Raises:
+        TypeError: something that should be a function or a sequence of names is not.
+        ValueError: a name is repeated, or there is none.
+    """
+
+    init: Callable[[KeyScalar], Any]
+    losses: Callable[..., Mapping[str, jax.Array] | StepOutput]
+    _: dataclasses.KW_ONLY
+    batch_keys: tuple[str, ...]
+    loss_names: tuple[str, ...] | None = None
+    residuals: Callable[..., Mapping[str, jax.Array]] | None = None
+    predict: Callable[[Any, Any], Any] | None = None
+    name: str = "module"
+
+    def __post_init__(self) -> None:
+        _checks.function(self.init, "init")
+        _checks.function(self.losses, "losses")
+        for optional in ("residuals", "predict"):
+            if getattr(self, optional) is not None:
+                _checks.function(getattr(self, optional), optional)
+        object.__setattr__(self, "batch_keys", _checks.names(self.batch_keys, "batch_keys"))
+        if self.loss_names is not None:
+            object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
+
+    @property
+    def wants_key(self) -> bool:
+        """Whether `losses` has a parameter named `key`."""
+        return takes_key(self.losses)
+
+    def evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> StepOutput:
+        """`losses` called with what it asks for, its answer as a `StepOutput`."""
+        extra = {"key": key} if self.wants_key else {}
+        output = self.losses(model_state, batches, **extra)
+        if not isinstance(output, StepOutput):
+            output = StepOutput(losses=output)
+        return StepOutput(
+            _scalars(output.losses, "losses"),
+            output.model_state,
+            _scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
+        )
+
+
+def takes_key(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` can be given the runtime key by the name `key`."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
+    _checks.mapping(values, name)
+    for key, value in values.items():
+        shape = jax.numpy.shape(value)
+        if shape != ():
+            raise ValueError(
+                f"{name}[{key!r}] must be a scalar, got shape {shape}. Reduce it, for example with jnp.mean."
+            )
+    return values
+
+
+@runtime_checkable
+class DataModule(Protocol):
+    """Where the training batches come from.
+
+    Optional methods, called in this order when present: `prepare_data()`, `setup(stage)`,
+    `train_batch_source(batch_keys, key)`, and `teardown(stage)` when training has ended; `stage` is `"fit"`.
+    """
+
+    def train_batch_source(self, batch_keys: tuple[str, ...], key: KeyScalar) -> Any:
+        """A source of batches with these names, drawing from the sampling stream `key`."""
+        ...

@@ -1,0 +1,366 @@
+"""From a step to the named batches of that step.
+
+    sampling_key --fold_in(step)--> step key --split(n)--> one key per sampler, in declaration order
+
+`NamedBatchSource` is a pure function of (key, step): asking for the batch of step 1000 needs no batch
+before it, and asking twice gives the same bits. A sampler's key depends on its place among the
+samplers, so their order is part of the run.
+
+>>> from phijax_rng import keys
+>>> source = NamedBatchSource.from_pools(
+...     {"bc": {"inputs": [[0.0], [1.0]]}, "pde": {"inputs": [[0.2], [0.4], [0.6]]}},
+...     {"bc": "all", "pde": 2},
+...     keys.split_root(0).sampling,
+... )
+>>> {name: rows["inputs"].shape for name, rows in source(7).items()}
+{'bc': (2, 1), 'pde': (2, 1)}
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from phijax_rng import _checks, _pytrees, keys
+from phijax_rng._types import Batches, BatchSize, BatchSizes, KeyScalar, Step
+from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+
+
+@runtime_checkable
+class TrainingBatchSource(Protocol):
+    """What the trainer needs of a source: a batch for a step.
+
+    Optional members: `prepare(device)` returns the source as it should be asked; `traceable = True`
+    promises that it is pure in the step and may be traced; `sample(key, batch_sizes)` draws diagnostics;
+    `describe()` returns plain data for the contract. A source that does not say it is traceable is
+    asked on the host, with a Python int.
+    """
+
+    def __call__(self, step: Any) -> Any:
+        """The batch of this step: `{name: {field: rows}}`."""
+        ...
+
+
+@_pytrees.record(data=("_samplers", "key"), meta=("names", "_sizes"))
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class NamedBatchSource:
+    """`step -> {name: {field: rows}}`, one sampler for each name.
+
+    A pytree that keeps declaration order through `jit`, `scan`, `vmap`, `tree.map`, pickling and copying;
+    its leaves are the samplers' arrays and the key. Called with an int it runs a program that is
+    compiled once; called with a traced step it is traced into the caller's program.
+
+    Attributes:
+        names: the samplers' names, in declaration order.
+        key: the sampling key, shape `()`.
+    """
+
+    names: tuple[str, ...]
+    key: KeyScalar
+    _samplers: tuple[Any, ...]
+    _sizes: tuple[BatchSize, ...]
+
+    traceable = True
+
+    def __init__(self, samplers: Mapping[str, Any], batch_sizes: BatchSizes, key: KeyScalar):
+        """A source that draws from these samplers, in the order of the mapping.
+
+        Args:
+            samplers: name -> `Sampler`, `StepSampler` or `AdaptiveSampler`.
+            batch_sizes: name -> positive int, or `"all"` for every row of a finite pool in its order
+                (which still spends its key). The same names as `samplers`.
+            key: the sampling key, one typed key.
+
+        Raises:
+            TypeError: not mappings by name, something that is not a sampler, or not a key.
+            ValueError: names that differ, or a size that a sampler cannot serve.
+        """
+        names = _checks.names(_checks.mapping(samplers, "samplers"), "samplers")
+        sizes = _checked_sizes(samplers, batch_sizes)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "key", keys.require_key(key, "key"))
+        object.__setattr__(self, "_samplers", tuple(samplers[name] for name in names))
+        object.__setattr__(self, "_sizes", tuple(sizes[name] for name in names))
+
+    @classmethod
+    def from_pools(
+        cls,
+        pools: Mapping[str, Any],
+        batch_sizes: BatchSizes,
+        key: KeyScalar,
+        *,
+        names: tuple[str, ...] | None = None,
+        replace: bool = True,
+        method: str = "permutation",
+        sort_axes: Mapping[str, int | None] | None = None,
+    ) -> "NamedBatchSource":
+        """A source of random rows of finite pools.
+
+        Args:
+            pools: name -> `HostPool`, or mapping from field name to array.
+            batch_sizes: name -> positive int or `"all"`.
+            key: the sampling key, one typed key.
+            names: which pools to draw from, in this order; the order of `batch_sizes` when left out.
+            replace: whether a row may appear twice in one batch.
+            method: how distinct rows are found, see `RandomRowSampler`.
+            sort_axes: name -> column of `inputs` to sort that pool's batches by.
+
+        Raises:
+            TypeError: not mappings by name, or fields that are not arrays of numbers.
+            ValueError: a name without a pool or a size, or a size that a pool cannot serve.
+        """
+        _checks.mapping(pools, "pools")
+        _checks.mapping(batch_sizes, "batch_sizes")
+        if names is None:
+            _require_sizes(pools, batch_sizes)
+        chosen = _checks.names(tuple(batch_sizes) if names is None else names, "names")
+        sort_axes = dict(sort_axes or {})
+        for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
+            _require_names(chosen, given, label)
+        _require_known(sort_axes, pools, "sort_axes")
+        samplers = {
+            name: RandomRowSampler(pools[name], replace=replace, method=method, sort_axis=sort_axes.get(name))
+            for name in chosen
+        }
+        return cls(samplers, {name: batch_sizes[name] for name in chosen}, key)
+
+    @property
+    def samplers(self) -> dict[str, Any]:
+        """The samplers by name, in declaration order."""
+        return dict(zip(self.names, self._samplers, strict=True))
+
+    @property
+    def batch_sizes(self) -> dict[str, BatchSize]:
+        """The sizes by name, in declaration order."""
+        return dict(zip(self.names, self._sizes, strict=True))
+
+    def __call__(self, step: Step, sampler_state: Mapping[str, Any] | None = None) -> Batches:
+        """The batches of a step, in declaration order.
+
+        Args:
+            step: completed updates, a whole number in [0, 2**31); may be traced.
+            sampler_state: name -> state, for samplers that keep one.
+
+        Returns:
+            `{name: {field: array of shape (size, ...)}}`.
+
+        Raises:
+            TypeError: `step` is not a whole number (`True`, `1.5`).
+            ValueError: `step` is out of range, or the state of an adaptive sampler is missing.
+        """
+        if self._adaptive_names:
+            _require_states(self._adaptive_names, sampler_state or {})
+        if isinstance(step, jax.core.Tracer) or self._is_traced:
+            return _draw(self, step, dict(sampler_state or {}))
+        number = _checks.step_number(step)
+        draw, leaves = self._compiled
+        return dict(zip(self.names, draw(leaves, number, dict(sampler_state or {})), strict=True))
+
+    @functools.cached_property
+    def _adaptive_names(self) -> tuple[str, ...]:
+        return tuple(name for name, sampler in self.samplers.items() if _is_adaptive(sampler))
+
+    @property
+    def _is_traced(self) -> bool:
+        if "_compiled" in self.__dict__:
+            return False
+        return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(self))
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[..., Any], list[jax.Array]]:
+        """The compiled draw and its arrays, placed on the default device by the first eager call."""
+        leaves, structure = jax.tree.flatten(self)
+        return _compiled_draw(structure), [jax.device_put(leaf) for leaf in leaves]
+
+    def sample(self, key: KeyScalar, batch_sizes: BatchSizes | None = None) -> Batches:
+        """Batches from an explicit key, as `split(key, n)` deals it out; for diagnostics.
+
+        `source.sample(keys.step_key(source.key, t))` is `source(t)` for samplers without step or state.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            batch_sizes: sizes to use instead of the source's own, by name.
+
+        Raises:
+            ValueError: a size for an unknown name, or one that its sampler cannot serve.
+        """
+        keys.require_key(key, "key")
+        overrides = dict(batch_sizes or {})
+        _require_known(overrides, self.samplers, "batch_sizes")
+        sizes = _checked_sizes(self.samplers, {**self.batch_sizes, **overrides})
+        for name in self._adaptive_names:
+            raise ValueError(
+                f"sampler {name!r} needs its state to draw. Call the source with a step and its state."
+            )
+        return dict(zip(self.names, _sample(self, tuple(sizes.values()), key), strict=True))
+
+    def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
+        """The key of each sampler at a step, by name. `step` may be traced."""
+        step_key = keys.step_key(self.key, step)
+        return dict(zip(self.names, _split(step_key, len(self.names)), strict=True))
+
+    def prepare(self, device: Any = None) -> "NamedBatchSource":
+        """The same source with its arrays on a device (or sharding); the default device for `None`."""
+        return jax.device_put(self, device)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract: the samplers in order, with kinds, options and sizes."""
+        return {
+            "kind": "NamedBatchSource",
+            "samplers": [
+                {"name": name, "size": size, **_described(sampler)}
+                for name, sampler, size in zip(self.names, self._samplers, self._sizes, strict=True)
+            ],
+        }
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{name}={size!r}" for name, size in self.batch_sizes.items())
+        return f"NamedBatchSource({listed})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what the first call remembered; keys as text, which every JAX can read."""
+        named = {name: getattr(self, name) for name in ("names", "_samplers", "_sizes")}
+        return {**named, "key": keys.fingerprint(self.key)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in {**state, "key": keys.from_fingerprint(state["key"])}.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class PoolDataModule:
+    """The usual data module: pools and sizes, drawn with `NamedBatchSource.from_pools`.
+
+    Attributes:
+        pools: name -> `HostPool`, or mapping from field name to array.
+        batch_sizes: name -> positive int or `"all"`.
+        options: more arguments of `NamedBatchSource.from_pools` (`replace`, `method`, `sort_axes`).
+    """
+
+    pools: Mapping[str, Any]
+    batch_sizes: BatchSizes
+    options: Mapping[str, Any]
+
+    def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: Any):
+        _checks.mapping(pools, "pools")
+        _checks.mapping(batch_sizes, "batch_sizes")
+        _require_sizes(pools, batch_sizes)
+        object.__setattr__(self, "pools", dict(pools))
+        object.__setattr__(self, "batch_sizes", dict(batch_sizes))
+        object.__setattr__(self, "options", options)
+
+    def train_batch_source(self, batch_keys: tuple[str, ...], key: KeyScalar) -> NamedBatchSource:
+        """A source of the batches with these names, in their order."""
+        return NamedBatchSource.from_pools(
+            self.pools, self.batch_sizes, key, names=batch_keys, **self.options
+        )
+
+
+def _draw(source: NamedBatchSource, step: Step, sampler_state: Mapping[str, Any]) -> Batches:
+    step_key = keys.step_key(source.key, step)
+    split = _split(step_key, len(source.names))
+    batches = {}
+    parts = zip(source.names, source._samplers, source._sizes, split, strict=True)
+    for name, sampler, size, key in parts:
+        if isinstance(sampler, StepSampler):
+            own_key = keys.stream(source.key, "sampler", name)
+            batches[name] = sampler.sample_at(own_key, step, size)
+        elif _is_adaptive(sampler):
+            batches[name] = sampler.sample(key, size, sampler_state[name])
+        else:
+            batches[name] = sampler.sample(key, size)
+    return batches
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_draw(structure: Any) -> Callable[..., Any]:
+    """One jitted draw for each structure, shared by all sources of it."""
+
+    def draw(leaves: list[jax.Array], step: jax.Array, sampler_state: Mapping[str, Any]) -> tuple[Any, ...]:
+        source = jax.tree.unflatten(structure, leaves)
+        return tuple(_draw(source, step, sampler_state).values())
+
+    return jax.jit(draw)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sample(source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar) -> tuple[Any, ...]:
+    split = _split(key, len(source.names))
+    return tuple(
+        sampler.sample(own, size) for sampler, size, own in zip(source._samplers, sizes, split, strict=True)
+    )
+
+
+def _split(key: KeyScalar, count: int) -> list[KeyScalar]:
+    split = jax.random.split(key, count)
+    return [split[index] for index in range(count)]
+
+
+def _is_adaptive(sampler: Any) -> bool:
+    return isinstance(sampler, AdaptiveSampler)
+
+
+def _described(sampler: Any) -> dict[str, Any]:
+    if hasattr(sampler, "describe"):
+        return dict(sampler.describe())
+    return {"kind": f"{type(sampler).__module__}.{type(sampler).__qualname__}"}
+
+
+def _checked_sizes(samplers: Mapping[str, Any], batch_sizes: Any) -> dict[str, BatchSize]:
+    """The sizes in the order of the samplers, each one its sampler can serve."""
+    _require_sizes(samplers, _checks.mapping(batch_sizes, "batch_sizes"))
+    sizes: dict[str, BatchSize] = {}
+    for name, sampler in samplers.items():
+        label = f"batch_sizes[{name!r}]"
+        sizes[name] = _checks.batch_size(batch_sizes[name], label)
+        if not isinstance(sampler, (Sampler, StepSampler)):
+            raise TypeError(
+                f"samplers[{name!r}] must offer sample(key, size), got {sampler!r}. "
+                "Pass a sampler of phijax_rng or your own."
+            )
+        if hasattr(sampler, "check_size"):
+            sampler.check_size(sizes[name], label)
+        elif sizes[name] == "all" and not hasattr(sampler, "num_rows"):
+            raise ValueError(
+                f"{label}='all' needs a sampler with num_rows; {sampler!r} has none. Pass a positive int."
+            )
+    return sizes
+
+
+def _require_sizes(samplers: Mapping[str, Any], batch_sizes: Mapping[str, Any]) -> None:
+    for name in samplers:
+        if name not in batch_sizes:
+            raise ValueError(
+                f"no batch size for sampler {name!r}; batch_sizes has {_checks.shown(batch_sizes)}. "
+                f"Add batch_sizes[{name!r}] or drop the sampler."
+            )
+    _require_known(batch_sizes, samplers, "batch_sizes")
+
+
+def _require_known(given: Mapping[str, Any], known: Mapping[str, Any], label: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{label} names {name!r}, but there is only {_checks.shown(known)}. "
+                "Drop it, or add what it names."
+            )
+
+
+def _require_names(names: tuple[str, ...], given: Mapping[str, Any], label: str) -> None:
+    for name in names:
+        if name not in given:
+            raise ValueError(
+                f"{label} has no entry {name!r}; it has {_checks.shown(given)}. "
+                f"Add {label}[{name!r}] or drop the name."
+            )
+
+
+def _require_states(names: tuple[str, ...], sampler_state: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in sampler_state:
+            raise ValueError(
+                f"sampler {name!r} keeps a state, and sampler_state has {_checks.shown(sampler_state)}. "
+                f"Pass sampler_state={{{name!r}: sampler.init(key)}}."
+            )

@@ -1,0 +1,142 @@
+"""Where a run starts: fresh, from its own last checkpoint, or from another run's.
+
+| words                                 | the run starts                                                   |
+|---------------------------------------|------------------------------------------------------------------|
+| (none)                                | fresh; refused if the directory holds a run                      |
+| `resume="auto"`                       | from its own newest step; if it has none, as the other words say |
+| `resume=True`, or `ckpt_path="last"`  | from its own newest step, which must exist                       |
+| `resume=True, ckpt_step=n`            | from its own step n; later steps are moved to `superseded/`      |
+| `ckpt_path=root`                      | from the newest step of another run (its *origin*)               |
+| `ckpt_path=root, ckpt_step=n`         | from step n of another run                                       |
+| `ckpt_path=root, weights_only=True`   | fresh, with the model state of another run                       |
+
+So one command line with `resume="auto"` always continues, however often it is killed.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from phijax_rng import _checks
+from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.errors import RunExistsError
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where to start.
+
+    Attributes:
+        checkpoints: what to restore from, or `None` for a fresh run.
+        step: the step to restore, or `None` for a fresh run.
+        weights_only: whether only the model state is taken from there.
+        own: whether it is this trainer's own run that goes on.
+    """
+
+    checkpoints: Checkpoints | None = None
+    step: int | None = None
+    weights_only: bool = False
+    own: bool = False
+
+    @property
+    def continues(self) -> bool:
+        """Whether keys and step come from a checkpoint."""
+        return self.checkpoints is not None and not self.weights_only
+
+
+def decide(
+    checkpoints: Checkpoints | None,
+    *,
+    resume: bool | str,
+    ckpt_path: str | os.PathLike[str] | None,
+    ckpt_step: int | None,
+    weights_only: bool,
+) -> Start:
+    """The start that these words ask for.
+
+    Raises:
+        ValueError: words that contradict each other, or need a directory that the trainer lacks.
+        FileNotFoundError: there is no such checkpoint.
+        RunExistsError: a fresh run into a directory that holds a run.
+    """
+    _checks.one_of(resume, "resume", (False, True, "auto"))
+    _checks.flag(weights_only, "weights_only")
+    if ckpt_path == "last":
+        resume, ckpt_path = _last(resume), None
+    elsewhere = _other_root(checkpoints, ckpt_path)
+    if ckpt_path is not None and elsewhere is None and not weights_only:
+        resume = resume or True
+    _require_consistent(checkpoints, resume, elsewhere, ckpt_step, weights_only)
+    held = checkpoints.latest_step if checkpoints is not None else None
+    if resume is True or (resume == "auto" and held is not None):
+        assert checkpoints is not None
+        step = None if resume == "auto" else ckpt_step
+        return Start(checkpoints, checkpoints.existing(step), own=True)
+    if held is not None:
+        raise RunExistsError(
+            f"{checkpoints.directory} holds a run at step {held}, and a fresh one was asked for. "  # type: ignore[union-attr]
+            "Pass resume='auto' to continue it, another directory to keep both, or delete it."
+        )
+    if elsewhere is not None:
+        return Start(elsewhere, elsewhere.existing(ckpt_step), weights_only)
+    return Start()
+
+
+def _last(resume: bool | str) -> bool:
+    if resume == "auto":
+        raise ValueError(
+            "ckpt_path='last' demands a checkpoint and resume='auto' does without; they contradict "
+            "each other. "
+            "Pass one of them."
+        )
+    return True
+
+
+def _other_root(checkpoints: Checkpoints | None, ckpt_path: Any) -> Checkpoints | None:
+    """The other run's checkpoints; `None` where `ckpt_path` is absent or the trainer's own directory."""
+    if ckpt_path is None:
+        return None
+    if not isinstance(ckpt_path, (str, os.PathLike)):
+        raise TypeError(f"ckpt_path must be a path or 'last', got {ckpt_path!r}. Pass the root of a run.")
+    elsewhere = Checkpoints(ckpt_path)
+    if checkpoints is not None and _same(elsewhere.directory, checkpoints.directory):
+        return None
+    return elsewhere
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _require_consistent(
+    checkpoints: Checkpoints | None,
+    resume: bool | str,
+    elsewhere: Checkpoints | None,
+    ckpt_step: int | None,
+    weights_only: bool,
+) -> None:
+    if resume and checkpoints is None:
+        raise ValueError(
+            f"resume={resume!r} needs a directory to continue from; the trainer has checkpoints=None. "
+            "Pass Trainer(..., checkpoints=Checkpoints(directory))."
+        )
+    if resume is True and elsewhere is not None:
+        raise ValueError(
+            "resume=True continues the trainer's own run and "
+            f"ckpt_path={str(elsewhere.directory)!r} names another. "
+            "Pass resume='auto' to start from the other and continue the own one from then on."
+        )
+    if resume == "auto" and ckpt_step is not None and elsewhere is None:
+        raise ValueError(
+            f"resume='auto' continues from the newest step and ckpt_step={ckpt_step!r} names another. "
+            "Pass resume=True to go back to that step."
+        )
+    if ckpt_step is not None and not resume and elsewhere is None:
+        raise ValueError(
+            f"ckpt_step={ckpt_step!r} names a step of no run. Pass resume=True or ckpt_path too."
+        )
+    if weights_only and elsewhere is None:
+        raise ValueError(
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path."
+        )

@@ -1,0 +1,167 @@
+"""Everything a run must remember, in one frozen pytree.
+
+`TrainState` is what a checkpoint holds and what the compiled loop carries. Two states with equal
+bits continue into the same bits: nothing that training reads lives outside it, apart from the pools,
+the code and the machine.
+
+    model_state  optimizer_state  balancer_state  sampler_state     what is learned
+    rng_key      advanced once a step, its second half goes to the module
+    sampling_key, balancer_key     never move; the step is folded in
+    step         completed updates, int32
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import keys
+from phijax_rng._types import KeyScalar
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state of a run after `step` updates.
+
+    Attributes:
+        model_state: parameters and variables, any pytree.
+        optimizer_state: what the Optax transformation keeps.
+        balancer_state: what the loss balancer keeps.
+        rng_key: runtime stream, shape `()`; split once per step.
+        sampling_key: shape `()`; batches are drawn from `fold_in(sampling_key, step)`.
+        balancer_key: shape `()`; diagnostic batches are drawn from `fold_in(balancer_key, 0)`.
+        step: int32 of shape `()`, completed optimizer updates.
+        sampler_state: what samplers with a memory keep, by name.
+    """
+
+    model_state: Any
+    optimizer_state: Any
+    balancer_state: Any
+    rng_key: KeyScalar
+    sampling_key: KeyScalar
+    balancer_key: KeyScalar
+    step: jax.Array
+    sampler_state: Any = dataclasses.field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> "TrainState":
+        """A state with these attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def initialize_train_state(
+    model_state: Any,
+    optimizer: Any,
+    balancer_state: Any,
+    key: KeyScalar | keys.StreamKeys,
+    *,
+    sampling_key: KeyScalar | None = None,
+    balancer_key: KeyScalar | None = None,
+) -> TrainState:
+    """The state of a run before its first update.
+
+    The optimizer is initialised on the trainable leaves of `model_state` (see `trainable`).
+
+    Args:
+        model_state: parameters and variables, any pytree. If it was initialised from a key, do not
+            pass that same key here: with JAX's partitionable Threefry `split(key, 3)` repeats the
+            first keys of any longer split. Use `keys.split_root(seed)`.
+        optimizer: an Optax `GradientTransformation` (anything with `init`).
+        balancer_state: from `balancer.initialize()`; `{}` without one.
+        key: the runtime key, when `sampling_key` and `balancer_key` are given; `keys.StreamKeys`, whose
+            runtime, sampling and balancer streams are taken; or one root alone, split into the three.
+        sampling_key: a typed key of shape `()`.
+        balancer_key: a typed key of shape `()`.
+
+    Raises:
+        TypeError: a key is not one typed key, or only one of the two optional keys is given.
+        ValueError: the keys are of different implementations.
+    """
+    if not hasattr(optimizer, "init"):
+        raise TypeError(f"optimizer must offer init(params), got {optimizer!r}. Pass an Optax optimizer.")
+    rng, sampling, balancer = _three_streams(key, sampling_key, balancer_key)
+    return TrainState(
+        model_state=model_state,
+        optimizer_state=optimizer.init(trainable(model_state)),
+        balancer_state=balancer_state,
+        rng_key=rng,
+        sampling_key=sampling,
+        balancer_key=balancer,
+        step=jnp.asarray(np.int32(0)),
+    )
+
+
+def _three_streams(
+    key: KeyScalar | keys.StreamKeys, sampling_key: KeyScalar | None, balancer_key: KeyScalar | None
+) -> tuple[KeyScalar, KeyScalar, KeyScalar]:
+    given = {"sampling_key": sampling_key, "balancer_key": balancer_key}
+    present = [name for name, value in given.items() if value is not None]
+    rng: Any
+    sampling: Any
+    balancer: Any
+    if isinstance(key, keys.StreamKeys):
+        if present:
+            raise TypeError(
+                f"key is StreamKeys and {present[0]} is given too; they name the same stream. "
+                "Pass one of them."
+            )
+        rng, sampling, balancer = key.runtime, key.sampling, key.balancer
+    elif not present:
+        return _split_three(keys.require_key(key, "key"))
+    elif len(present) == 1:
+        raise TypeError(
+            f"{present[0]} is given without the other of sampling_key and balancer_key. "
+            "Pass both beside the runtime key, or one root alone."
+        )
+    else:
+        rng, sampling, balancer = key, sampling_key, balancer_key
+    named = {
+        "key": keys.require_key(rng, "key"),
+        "sampling_key": keys.require_key(sampling, "sampling_key"),
+        "balancer_key": keys.require_key(balancer, "balancer_key"),
+    }
+    keys.require_same_implementation(**named)
+    return rng, sampling, balancer
+
+
+@jax.jit
+def _split_three(root: KeyScalar) -> tuple[KeyScalar, KeyScalar, KeyScalar]:
+    rng, sampling, balancer = jax.random.split(root, 3)
+    return rng, sampling, balancer
+
+
+def advance(state: TrainState) -> tuple[TrainState, KeyScalar]:
+    """One turn of the runtime stream: the state with the next `rng_key`, and this step's key.
+
+    `rng_key, key = jax.random.split(rng_key)`. For custom loops; may be traced. The step is not raised.
+    """
+    rng_key, key = _split_two(state.rng_key)
+    return state.replace(rng_key=rng_key), key
+
+
+@jax.jit
+def _split_two(key: KeyScalar) -> tuple[KeyScalar, KeyScalar]:
+    following, now = jax.random.split(key)
+    return following, now
+
+
+def is_trainable(leaf: Any) -> bool:
+    """Whether gradients are taken for this leaf: a floating or complex array (or Python float)."""
+    return not keys.is_typed_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def trainable(model_state: Any) -> Any:
+    """`model_state` with every leaf that is not trainable replaced by `None`."""
+    return jax.tree.map(lambda leaf: leaf if is_trainable(leaf) else None, model_state)
+
+
+def merge(trained: Any, model_state: Any) -> Any:
+    """`model_state` with its trainable leaves taken from `trained`."""
+    return jax.tree.map(
+        lambda new, old: old if new is None else new,
+        trained,
+        model_state,
+        is_leaf=lambda leaf: leaf is None,
+    )

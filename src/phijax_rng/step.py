@@ -1,0 +1,171 @@
+"""One pure update of a `TrainState`; the only module that knows Optax.
+
+    batches, key --losses--> named losses --balancer--> one scalar --grad--> Optax --> next state
+
+A train step is any function `(state, batches, key) -> (state, {name: loss})` that raises
+`state.step` by one (a `StepOutput` in place of the dict adds diagnostics). `LossTrainStep` is
+the usual one; a custom training plan is another.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from phijax_rng import _checks, _pytrees
+from phijax_rng._types import Batches, KeyScalar
+from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.module import LossModule, StepOutput
+from phijax_rng.state import TrainState, is_trainable, merge, trainable
+
+TOTAL = "total_loss"
+"""The name under which the balanced sum of the losses is recorded."""
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """One update as a pure function; what `Trainer.fit_state(train_step=...)` takes."""
+
+    def __call__(
+        self, state: TrainState, batches: Batches, key: KeyScalar
+    ) -> tuple[TrainState, Mapping[str, jax.Array] | StepOutput]:
+        """The state after one update, with `step` raised by one, and the losses of this step by name.
+
+        `state.rng_key` has been advanced already; `key` is this step's runtime key.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LossTrainStep:
+    """The update of a `LossModule` by an Optax transformation.
+
+    Transformations that want more than gradients (`value`, `grad`, `value_fn`, as line searches
+    and plateau schedules do) receive it.
+
+    Attributes:
+        module: the losses.
+        optimizer: an Optax `GradientTransformation`.
+        balancer: combines the losses; the plain sum for `None`.
+    """
+
+    module: LossModule
+    optimizer: Any
+    balancer: LossBalancer | None = None
+
+    def __call__(self, state: TrainState, batches: Batches, key: KeyScalar) -> tuple[TrainState, StepOutput]:
+        """See `TrainStep`; the recorded losses are `total_loss`, then each loss by name."""
+        params = trainable(state.model_state)
+
+        def objective(params: Any) -> tuple[jax.Array, Any]:
+            model_state = merge(params, state.model_state)
+            output = self.module.evaluate(model_state, batches, key)
+            total = self._combine(output.losses, state.balancer_state)
+            variables = _replaced_leaves(output.model_state, model_state)
+            # JAX would hand a dict back in sorted order.
+            return total, (variables, _Pairs(output.losses), _Pairs(output.diagnostics))
+
+        (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        variables, losses, diagnostics = aux
+        grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=_is_none)
+        updates, optimizer_state = optax.with_extra_args_support(self.optimizer).update(
+            grads,
+            state.optimizer_state,
+            params,
+            value=total,
+            grad=grads,
+            value_fn=lambda params: objective(params)[0],
+        )
+        updated = merge(optax.apply_updates(params, updates), state.model_state)
+        following = state.replace(
+            model_state=merge(variables, updated),
+            optimizer_state=optimizer_state,
+            step=state.step + 1,
+        )
+        recorded = {TOTAL: total, **losses.named()}
+        return following, StepOutput(recorded, diagnostics=diagnostics.named())
+
+    def _combine(self, losses: Mapping[str, jax.Array], balancer_state: Any) -> jax.Array:
+        balancer = self.balancer or StaticLossBalancer()
+        _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
+        _require_same_losses(losses, balancer.loss_names, "the balancer's loss_names")
+        total = balancer.combine(losses, balancer_state)
+        if jnp.shape(total) != () or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
+            raise ValueError(
+                f"the balancer must combine the losses to one real scalar, got "
+                f"{jnp.result_type(total)}{list(jnp.shape(total))}. Mend its combine method."
+            )
+        return total
+
+
+@_pytrees.record(data=("values",), meta=("names",))
+class _Pairs:
+    """A mapping that keeps its order through JAX's transformations."""
+
+    def __init__(self, named: Mapping[str, Any]):
+        self.names = tuple(named)
+        self.values = tuple(named.values())
+
+    def named(self) -> dict[str, Any]:
+        return dict(zip(self.names, self.values, strict=True))
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _descent_direction(grad: Any, variable: Any) -> Any:
+    """The gradient of a parameter; zero for a variable, which the optimizer must not move."""
+    if grad is None:
+        return None
+    if variable is not None:
+        return jnp.zeros_like(grad)
+    # JAX's gradient of a real function of complex parameters is the conjugate of the ascent direction.
+    return jnp.conj(grad) if jnp.iscomplexobj(grad) else grad
+
+
+def _replaced_leaves(returned: Any, given: Any) -> Any:
+    """The leaves of `returned` that are not those of `given`; `None` in place of the others."""
+    if returned is None:
+        return jax.tree.map(lambda leaf: None, given)
+    _require_same_structure(returned, given)
+
+    def replaced(new: Any, old: Any) -> Any:
+        return None if new is old else jax.lax.stop_gradient(jnp.asarray(new)) if is_trainable(old) else new
+
+    variables = jax.tree.map(replaced, returned, given)
+    num_trainable = len(jax.tree.leaves(trainable(given)))
+    if num_trainable and num_trainable == len(jax.tree.leaves(trainable(variables))):
+        raise ValueError(
+            "losses returned a model_state in which every floating leaf was replaced, so nothing would be "
+            "trained. Hand the parameters back as they came, for example "
+            "{**model_state, 'batch_stats': new}, "
+            "with no jit or checkpoint around `losses`."
+        )
+    return variables
+
+
+def _require_same_structure(returned: Any, given: Any) -> None:
+    before, after = (str(jax.tree.structure(tree)) for tree in (given, returned))
+    if before != after:
+        raise ValueError(
+            "losses returned a model_state of another structure\n"
+            f"  given:    {before}\n"
+            f"  returned: {after}\n"
+            "Return the whole model state, with its variables renewed."
+        )
+
+
+def _require_same_losses(losses: Mapping[str, Any], names: tuple[str, ...] | None, label: str) -> None:
+    if names is not None and set(names) != set(losses):
+        raise ValueError(
+            f"losses returned {_checks.shown(losses)}, but {label} are {_checks.shown(names)}. "
+            "Make them agree."
+        )
+    if TOTAL in losses:
+        raise ValueError(
+            f"losses must not return {TOTAL!r}, the name of their balanced sum. Rename that loss."
+        )

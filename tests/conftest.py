@@ -1,0 +1,50 @@
+"""What holds in every test: CPU, annotations checked, key reuse checked where keys are consumed."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+# JAX reads these once, at import.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import jax
+import jaxtyping
+import pytest
+
+import tests._typechecks  # noqa: F401 - the hook knows it by name only
+
+# The hook sees only what is imported after it.
+assert "phijax_rng" not in sys.modules, "phijax_rng was imported before its annotations are checked"
+jaxtyping.install_import_hook("phijax_rng", "tests._typechecks.checked")
+
+KEY_REUSE_CHECKED = ("test_loop", "test_trainer")
+"""Modules whose tests run under JAX's key-reuse checks; examples are given them by environment."""
+
+# A compilation of seconds may fall into any example, so there is no deadline. The rest is what
+# Hypothesis chose for this environment; under CI=true that includes a fixed choice of examples.
+_chosen = hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name())
+hypothesis.settings.register_profile("phijax_rng", _chosen, deadline=None)
+hypothesis.settings.register_profile("campaign", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("phijax_rng")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    campaigns = Path(__file__).parent / "campaigns"
+    for item in items:
+        if campaigns in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    with contextlib.ExitStack() as settings:
+        if item.path.stem in KEY_REUSE_CHECKED and not item.get_closest_marker("draws_twice"):
+            settings.enter_context(jax.debug_key_reuse(True))
+        if item.get_closest_marker("strict_promotion"):
+            settings.enter_context(jax.numpy_dtype_promotion("strict"))
+        return (yield)
