@@ -25,6 +25,7 @@ LAYERS = (
     ),
     ("sources", "step", "checkpoints"),
     ("loop", "feeds", "starts", "callbacks", "placement", "signals", "progress"),
+    ("looks",),  # what the trainer does between two chunks of the loop
     ("trainer",),
     ("cli", "__main__", "testing", "interop"),
 )
