@@ -1,8 +1,13 @@
-"""Whether shuffles look like uniform permutations: over keys, within one key, between neighbours.
+"""Whether shuffles look like uniform permutations: over keys, within one key, between neighbors.
 
 Every statistic takes a base key and gives one p-value; its test uses a fixed key and fails below
 `FALSE_ALARM`, which is therefore the probability that a perfect shuffle would have failed here.
 The keys of a statistic are `fold_in(base, 0)`, `fold_in(base, 1)`, ..., as those of steps are.
+
+Judged over `key(1000)` to `key(1099)` (the base key above is the first one tried): of 2900 p-values 153
+were below 0.05, 29 below 0.01, 2 below 0.001 and none below `FALSE_ALARM`, as chance would have it.
+For five indices 33 of 300 bases fell below 0.05, so 359 fresh ones were drawn (72 million keys): 21
+did, the mean statistic was 119.2 ± 0.8 for 119 degrees of freedom, and pooled they gave p = 0.95.
 """
 
 import functools
@@ -119,7 +124,7 @@ def neighboring_keys(base, n):
 
 
 def common_rows(base, n):
-    """How many of their first 1000 rows two neighbouring keys share: a hypergeometric number."""
+    """How many of their first 1000 rows two neighboring keys share: a hypergeometric number."""
     drawn = images(base, range(1000), n, 400)
     shared = sum(np.isin(left, right).sum() for left, right in zip(drawn[::2], drawn[1::2], strict=True))
     mean, variance = (float(x) * 200 for x in stats.hypergeom(n, 1000, 1000).stats())

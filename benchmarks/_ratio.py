@@ -1,0 +1,137 @@
+"""Ratios of two times, taken in interleaved pairs, with the spread.
+
+A machine that others use too is now fast and now slow; two measurements side by side see the same
+weather, so their ratio can be trusted where neither of them can. Every figure is the median of
+the ratios of at least 15 pairs, whose order alternates, with the 95 % interval of the bootstrap.
+A bar is met when the interval reaches it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PAIRS = 15
+"""The fewest pairs that a bar is judged by."""
+
+Seconds = np.ndarray[Any, np.dtype[np.float64]]
+"""Two numbers: on the wall, and of this process's CPU time on all threads."""
+
+
+def timed(work: Callable[[], Any]) -> Seconds:
+    """The seconds that `work` takes. It must wait for its own results."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return np.array([time.perf_counter() - wall, time.process_time() - cpu])
+
+
+def interleaved(
+    first: Callable[[], Any], second: Callable[[], Any], pairs: int, *, warm_up: int = 1
+) -> tuple[list[Any], list[Any]]:
+    """What each gave in each pair; either begins every other pair. Warm-up calls are thrown away."""
+    for _ in range(warm_up):
+        first(), second()
+    firsts, seconds = [], []
+    for pair in range(pairs):
+        if pair % 2:
+            seconds.append(second())
+            firsts.append(first())
+        else:
+            firsts.append(first())
+            seconds.append(second())
+    return firsts, seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """What a figure has to reach; `at_least` for how many times faster, `at_most` for how much slower."""
+
+    limit: float
+    at_least: bool = False
+
+    def met_by(self, low: float, high: float) -> bool:
+        return high >= self.limit if self.at_least else low <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """Our time beside another's, `ours / other`, or `other / ours` where being faster is the claim.
+
+    Attributes:
+        label: what was measured.
+        ours: seconds of each pair, shape `(pairs, 2)`: wall and CPU.
+        other: the same of the other; `None` for a figure in seconds of our own.
+        bar: what it has to reach, on the wall; `None` for information.
+        faster: whether the ratio says how many times faster we are.
+        cpu: whether the CPU time means something here, and is shown.
+    """
+
+    label: str
+    ours: Any
+    other: Any = None
+    bar: Bar | None = None
+    faster: bool = False
+    cpu: bool = True
+
+    @property
+    def values(self) -> Seconds:
+        """One value for each pair: a ratio, or seconds where there is no other."""
+        ours = np.asarray(self.ours)
+        if self.other is None:
+            return ours
+        other = np.asarray(self.other)
+        return other / ours if self.faster else ours / other
+
+    def row(self) -> list[str]:
+        """The figure for the table."""
+        wall, cpu = self.values.T
+        low, high = interval(wall)
+        verdict = ""
+        if self.bar is not None:
+            met = "met" if self.bar.met_by(low, high) else "MISSED"
+            verdict = met if len(wall) >= PAIRS else f"({met}: {len(wall)} pairs)"
+        return [
+            self.label,
+            shown_seconds(np.median(np.asarray(self.ours)[:, 0])),
+            "" if self.other is None else shown_seconds(np.median(np.asarray(self.other)[:, 0])),
+            f"{np.median(wall):.3g} [{low:.3g}, {high:.3g}]",
+            f"{np.median(cpu):.3g}" if self.cpu else "",
+            "" if self.bar is None else str(self.bar),
+            verdict,
+        ]
+
+
+def interval(values: Seconds, level: float = 0.95, resamples: int = 10_000) -> tuple[float, float]:
+    """The bootstrap interval of the median."""
+    drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.median(drawn, axis=1), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def shown_seconds(seconds: float) -> str:
+    """A time with its unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+HEADINGS = ["figure", "ours", "other", "ratio [95 %]", "CPU time", "bar", ""]
+
+
+def table(rows: list[list[str]]) -> str:
+    """Rows as a Markdown table, which also reads well on a terminal."""
+    ruled = [HEADINGS, *rows]
+    widths = [max(len(row[column]) for row in ruled) for column in range(len(HEADINGS))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in ruled
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])

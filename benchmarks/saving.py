@@ -1,0 +1,106 @@
+"""What saving and restoring 100 MB costs, beside Orbax alone. For information.
+
+An asynchronous save is timed until it returns and training could go on; the writing that follows is waited for
+outside the clock. Orbax alone is its `CheckpointManager` with `StandardSave` of the same arrays,
+without a contract, a manifest or keys.
+"""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+import phijax_rng as pr
+from benchmarks._ratio import Figure, Seconds, interleaved, timed
+
+# Parameters and the two moments of Adam together are 100 MB.
+LAYERS, WIDTH = 10, 914
+
+
+def make_state(step: int) -> pr.TrainState:
+    rng = np.random.default_rng(0)
+    params = {
+        f"layer{i}": {"w": rng.standard_normal((WIDTH, WIDTH), dtype=np.float32)} for i in range(LAYERS)
+    }
+    params = jax.device_put(params)
+    state = pr.initialize_train_state(params, optax.adam(1e-3), {}, pr.keys.split_root(0))
+    return state.replace(step=jax.numpy.int32(step))
+
+
+def as_arrays(state: pr.TrainState) -> dict[str, Any]:
+    """The state as Orbax alone takes it."""
+    named = {name: getattr(state, name) for name in ("model_state", "optimizer_state", "step")}
+    words = {name: jax.random.key_data(getattr(state, name)) for name in ("rng_key", "sampling_key")}
+    return {**named, **words}
+
+
+def figures(pairs: int) -> Iterator[Figure]:
+    folder = Path(tempfile.mkdtemp(prefix="phijax_rng-bench-"))
+    try:
+        state = jax.block_until_ready(make_state(1))
+        yield from _saves(folder, state, pairs)
+        yield from _restores(folder, state, pairs)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _saves(folder: Path, state: pr.TrainState, pairs: int) -> Iterator[Figure]:
+    fresh = (folder / str(number) for number in itertools.count())
+    arrays = as_arrays(state)
+
+    def ours() -> tuple[Seconds, Seconds]:
+        with pr.Checkpoints(next(fresh)) as checkpoints:
+            return _then(lambda: checkpoints.save(state), checkpoints.wait)
+
+    def orbax() -> tuple[Seconds, Seconds]:
+        with ocp.CheckpointManager(next(fresh)) as manager:
+            return _then(
+                lambda: manager.save(1, args=ocp.args.StandardSave(arrays)), manager.wait_until_finished
+            )
+
+    samples = interleaved(_cleaning(folder, ours), _cleaning(folder, orbax), pairs)
+    for index, label in enumerate(("an asynchronous save of 100 MB returns", "... and is on disk")):
+        yield Figure(f"{label}, ours / Orbax", *([sample[index] for sample in side] for side in samples))
+
+
+def _then(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Seconds, Seconds]:
+    """Seconds of the first, and of both."""
+    returned = timed(first)
+    return returned, returned + timed(second)
+
+
+def _cleaning(folder: Path, measure: Callable[[], Any]) -> Callable[[], Any]:
+    def cleaned() -> Any:
+        try:
+            return measure()
+        finally:
+            for entry in folder.iterdir():
+                shutil.rmtree(entry)
+
+    return cleaned
+
+
+def _restores(folder: Path, state: pr.TrainState, pairs: int) -> Iterator[Figure]:
+    arrays = as_arrays(state)
+    with pr.Checkpoints(folder / "ours") as checkpoints, ocp.CheckpointManager(folder / "orbax") as manager:
+        checkpoints.save(state)
+        manager.save(1, args=ocp.args.StandardSave(arrays))
+        manager.wait_until_finished()
+        checkpoints.wait()
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
+
+        def ours() -> Any:
+            return jax.block_until_ready(checkpoints.restore(state))
+
+        def orbax() -> Any:
+            return jax.block_until_ready(manager.restore(1, args=ocp.args.StandardRestore(abstract)))
+
+        samples = interleaved(lambda: timed(ours), lambda: timed(orbax), pairs)
+    yield Figure("a restore of 100 MB, ours / Orbax", *samples)

@@ -1,0 +1,65 @@
+"""How long until the first step is done, and what the import adds, each in a fresh process.
+
+The clock of the first step starts when JAX is up and the pools are made, and stops when the first update is
+done: streams, model, optimizer, placing, tracing and compiling are in it. The import is that of
+`phijax_rng` after `jax`, `optax` and `orbax.checkpoint`.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks._ratio import Bar, Figure, interleaved, timed
+
+
+def figures(pairs: int) -> Iterator[Figure]:
+    ours, hand = interleaved(lambda: _measured("ours"), lambda: _measured("hand"), pairs)
+    yield Figure(
+        "time to the first step, fit / hand-written loop",
+        [sample["first_step"] for sample in ours],
+        [sample["first_step"] for sample in hand],
+        Bar(1.3),
+    )
+    yield Figure("import phijax_rng, in seconds", [sample["import"] for sample in ours], bar=Bar(0.1))
+
+
+def _measured(whose: str) -> Any:
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.start", whose], capture_output=True, text=True, check=True
+    )
+    sample = json.loads(child.stdout)
+    return {name: np.array(seconds) for name, seconds in sample.items()}
+
+
+def _measure(whose: str) -> dict[str, list[float]]:
+    """In the fresh process."""
+    import jax  # noqa: PLC0415 - what is imported when is what is measured
+    import optax  # noqa: F401, PLC0415
+    import orbax.checkpoint  # noqa: F401, PLC0415
+
+    sample = {}
+    if whose == "ours":
+        wall, cpu = time.perf_counter(), time.process_time()
+        import phijax_rng  # noqa: F401, PLC0415
+
+        sample["import"] = [time.perf_counter() - wall, time.process_time() - cpu]
+
+    from benchmarks import _heat  # noqa: PLC0415
+
+    jax.devices()
+    if whose == "ours":
+        from benchmarks import _ours  # noqa: PLC0415
+
+        sample["first_step"] = timed(lambda: _ours.fit(1, _heat.SIZES)).tolist()
+    else:
+        sample["first_step"] = timed(lambda: _heat.HandLoop(_heat.SIZES).run(1)).tolist()
+    return sample
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1])))

@@ -1,0 +1,69 @@
+"""Real processes that are killed, terminated and interrupted; what they leave continues exactly."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from phijax_rng import Checkpoints
+from tests import _problems
+from tests._bitwise import assert_trees_bitwise_equal
+from tests._subprocess import start_python, wait_for_line
+from tests.faults import _kills
+
+STOP = 400
+FAR = 1_000_000
+
+
+def require_uninterrupted(folder, stop):
+    """The run in `folder` ended in the bits that no interruption would have changed."""
+    problem = _problems.dropout()
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.latest_step == stop
+    assert_trees_bitwise_equal(checkpoints.restore(problem.state()), problem.run(stop))
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """Environment in which all processes of these tests share their compilations."""
+    folder = tmp_path_factory.mktemp("compiled")
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def test_a_run_that_is_killed_three_times_ends_in_the_bits_of_an_uninterrupted_one(tmp_path, compiled_once):
+    reference = _kills.run_once(tmp_path / "reference", STOP, env=compiled_once)
+    assert (reference.returncode, reference.lines[-1]) == (0, f"done {STOP}")
+    require_uninterrupted(tmp_path / "reference", STOP)
+    rng = np.random.default_rng(20240229)
+    per_step = reference.seconds / STOP / 2  # in the first half, so that three kills find it alive
+    kills = _kills.run_until_done(tmp_path / "run", STOP, rng, per_step=per_step, kills=3, env=compiled_once)
+    assert len(kills) == 3
+    require_uninterrupted(tmp_path / "run", STOP)
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "code", "last_word"),
+    [
+        (signal.SIGTERM, (), 143, None),
+        (signal.SIGTERM, ("return",), 0, "interrupted"),
+        (signal.SIGINT, (), 0, "interrupted"),
+    ],
+    ids=["SIGTERM", "SIGTERM returning", "SIGINT"],
+)
+def test_a_signal_ends_a_process_with_a_checkpoint_where_it_stopped(
+    tmp_path, compiled_once, *, number, options, code, last_word
+):
+    with start_python(_kills.SCRIPT, tmp_path, FAR, *options, env=compiled_once) as child:
+        lines = [wait_for_line(child, "step "), wait_for_line(child, "step ")]
+        child.send_signal(number)
+        lines += [line.rstrip("\n") for line in child.stdout]
+        assert child.wait(timeout=60) == code, lines
+    (step,) = Checkpoints(tmp_path).steps[-1:]
+    assert [line for line in lines if line.startswith("step ")][-1].startswith(f"step {step}/{FAR} ")
+    assert any(f"{number.name}: stopping at the next look" in line for line in lines)
+    if last_word is not None:
+        assert lines[-1] == f"{last_word} {step}"
+    require_uninterrupted(tmp_path, step)

@@ -1,0 +1,228 @@
+"""The checks at the door: what each lets in, in which form, and the whole sentence it refuses with."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from phijax_rng import _checks
+from tests._subprocess import ROOT, run_python
+
+MEND = "Pass an int or a NumPy integer."
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, np.int8(3), np.uint64(3), jnp.int32(3), jnp.uint8(3), np.array(3)],
+    ids=["int", "int8", "uint64", "jax int32", "jax uint8", "array of shape ()"],
+)
+def test_whole_numbers_of_python_numpy_and_jax_become_a_python_int(value):
+    assert _checks.is_whole(value)
+    number = _checks.whole_number(value, "count", 10)
+    assert type(number) is int
+    assert number == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (True, "True"),
+        (np.True_, "np.True_"),
+        (jnp.bool_(True), "Array(True, dtype=bool)"),
+        (3.0, "3.0"),
+        (np.float32(3), "np.float32(3.0)"),
+        (jnp.float32(3), "Array(3., dtype=float32)"),
+        ("3", "'3'"),
+        (None, "None"),
+        ([3], "[3]"),
+        (np.array([3]), "array([3])"),
+    ],
+)
+def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
+    assert not _checks.is_whole(value)
+    with pytest.raises(TypeError) as caught:
+        _checks.whole_number(value, "count", 10)
+    assert str(caught.value) == f"count must be a whole number, got {shown}. {MEND}"
+
+
+@pytest.mark.parametrize(
+    ("value", "start", "stop", "message"),
+    [
+        (-1, 0, 10, "count must be in [0, 10), got -1. Pick a number inside the range."),
+        (10, 0, 10, "count must be in [0, 10), got 10. Pick a number inside the range."),
+        (0, 1, 10, "count must be in [1, 10), got 0. Pick a number inside the range."),
+        (2**31, 0, 2**31, "count must be in [0, 2**31), got 2147483648. Pick a number inside the range."),
+        (65535, 0, 65535, "count must be in [0, 65535), got 65535. Pick a number inside the range."),
+        # JAX would cut the upper word off.
+        (
+            np.int64(2**32 + 5),
+            0,
+            2**32,
+            "count must be in [0, 2**32), got 4294967301. Pick a number inside the range.",
+        ),
+    ],
+)
+def test_a_whole_number_out_of_range_is_refused_with_the_range(value, start, stop, message):
+    with pytest.raises(ValueError) as caught:
+        _checks.whole_number(value, "count", stop, start=start)
+    assert str(caught.value) == message
+
+
+def test_the_ends_of_the_range_are_inside_and_outside():
+    assert _checks.whole_number(1, "count", 2**16, start=1) == 1
+    assert _checks.whole_number(2**16 - 1, "count", 2**16, start=1) == 2**16 - 1
+
+
+@pytest.mark.parametrize("step", [0, 1, 2**31 - 1, np.int64(7)])
+def test_steps_up_to_the_last_int32_are_steps(step):
+    assert _checks.step_number(step) == int(step)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (True, TypeError, "step must be a whole number, got True."),
+        (1.5, TypeError, "step must be a whole number, got 1.5."),
+        (-1, ValueError, "step must be in [0, 2**31), got -1."),
+        (2**31, ValueError, "step must be in [0, 2**31), got 2147483648."),
+    ],
+)
+def test_what_is_no_step_is_refused_with_what_a_step_is(step, error, message):
+    with pytest.raises(error) as caught:
+        _checks.step_number(step)
+    assert str(caught.value) == f"{message} A step counts completed optimizer updates."
+
+
+def test_a_count_of_one_is_positive_and_zero_is_not():
+    assert _checks.positive(np.int32(1), "max_steps") == 1
+    with pytest.raises(ValueError) as caught:
+        _checks.positive(0, "max_steps")
+    assert str(caught.value) == "max_steps must be in [1, 2**31), got 0. Pick a number inside the range."
+
+
+@pytest.mark.parametrize(
+    ("size", "held"), [(1, 1), (np.int64(64), 64), ("all", "all"), (np.str_("all"), "all")]
+)
+def test_sizes_are_positive_ints_or_the_word_all(size, held):
+    checked = _checks.batch_size(size, "size")
+    assert checked == held
+    assert type(checked) is type(held)
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "shown"),
+    [
+        (0, ValueError, "0"),
+        (-3, ValueError, "-3"),
+        ("ALL", ValueError, "'ALL'"),
+        (True, TypeError, "True"),
+        (2.0, TypeError, "2.0"),
+        (None, TypeError, "None"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_what_a_size_is(size, error, shown):
+    with pytest.raises(error) as caught:
+        _checks.batch_size(size, "batch_sizes['pde']")
+    assert str(caught.value) == (
+        f"batch_sizes['pde'] must be a positive int or 'all', got {shown}. "
+        "Use 'all' to take every row of the pool."
+    )
+
+
+def test_a_size_beyond_int32_is_refused():
+    with pytest.raises(ValueError) as caught:
+        _checks.batch_size(2**31, "size")
+    assert str(caught.value) == "size must be in [1, 2**31), got 2147483648. Pick a number inside the range."
+
+
+def test_a_choice_is_taken_by_value_and_type():
+    choices = (False, True, "auto")
+    assert _checks.one_of("auto", "resume", choices) == "auto"
+    assert _checks.one_of(True, "resume", choices) is True
+    for other in (1, 0, np.array([1, 2]), "AUTO", None):
+        with pytest.raises(ValueError) as caught:
+            _checks.one_of(other, "resume", choices)
+        assert str(caught.value) == (
+            f"resume must be one of False, True, 'auto', got {other!r}. Pick one of them."
+        )
+
+
+def test_flags_are_bools_and_nothing_that_looks_like_one():
+    assert _checks.flag(np.True_, "replace") is True
+    for other in (1, 0, "yes", None):
+        with pytest.raises(TypeError) as caught:
+            _checks.flag(other, "replace")
+        assert str(caught.value) == f"replace must be True or False, got {other!r}. Pass a bool."
+
+
+def test_names_become_a_tuple_in_their_order():
+    assert _checks.names(["pde", "bc"], "names") == ("pde", "bc")
+    assert _checks.names((name for name in ("pde", "bc")), "names") == ("pde", "bc")
+    assert _checks.names({"pde": 1, "bc": 2}, "names") == ("pde", "bc")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ("pde", TypeError, "names must be a sequence of names, got 'pde'. Pass a tuple of strings."),
+        (3, TypeError, "names must be a sequence of names, got 3. Pass a tuple of strings."),
+        (("pde", 3), TypeError, "names[1] must be a non-empty string, got 3. Name it."),
+        (("",), TypeError, "names[0] must be a non-empty string, got ''. Name it."),
+        ((), ValueError, "names must name at least one entry, got (). Add a name."),
+        (
+            ("a", "b", "a"),
+            ValueError,
+            "names must not repeat a name, got ('a', 'b', 'a'). Drop the repeated one.",
+        ),
+    ],
+    ids=["one string", "a number", "a number inside", "an empty name", "none", "a repeated one"],
+)
+def test_what_is_no_list_of_names_is_refused(values, error, message):
+    with pytest.raises(error) as caught:
+        _checks.names(values, "names")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([1], TypeError, "pools must be a mapping, got [1]. Pass a dict keyed by name."),
+        ({1: 2}, TypeError, "pools[0] must be a non-empty string, got 1. Name it."),
+        ({}, ValueError, "pools must name at least one entry, got (). Add a name."),
+    ],
+    ids=["a list", "a number as key", "empty"],
+)
+def test_what_is_no_mapping_by_name_is_refused(value, error, message):
+    with pytest.raises(error) as caught:
+        _checks.mapping(value, "pools")
+    assert str(caught.value) == message
+
+
+def test_any_mapping_by_name_is_handed_back_as_it_is():
+    view = types.MappingProxyType({"pde": 1})
+    assert _checks.mapping(view, "pools") is view
+
+
+def test_what_cannot_be_called_is_refused():
+    assert _checks.function(len, "losses") is len
+    with pytest.raises(TypeError) as caught:
+        _checks.function(3, "losses")
+    assert str(caught.value) == "losses must be callable, got 3. Pass a function."
+
+
+def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
+    assert _checks.shown(["a", "b"]) == "'a', 'b'"
+    assert _checks.shown({}) == "nothing"
+
+
+def test_the_checks_do_without_jax():
+    run_python(
+        """
+        import runpy, sys
+        checks = runpy.run_path(sys.argv[1])
+        assert checks["whole_number"](3, "step", 10) == 3
+        assert "jax" not in sys.modules
+        """,
+        ROOT / "src" / "phijax_rng" / "_checks.py",
+    )

@@ -1,0 +1,316 @@
+import itertools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from phijax_rng import Checkpoints, RunExistsError, TrainState
+from phijax_rng.starts import Start, decide
+
+DEFAULTS = {"resume": False, "ckpt_path": None, "ckpt_step": None, "weights_only": False}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """An empty directory, the trainer's own run and another one; nothing here writes into them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, steps in (("own", (10, 20)), ("other", (5, 7))):
+        with Checkpoints(folder / name, asynchronous=False) as checkpoints:
+            for step in steps:
+                key = jax.random.key(0)
+                checkpoints.save(TrainState({}, (), {}, key, key, key, jnp.int32(step)))
+    (folder / "own" / "superseded").mkdir()
+    return folder
+
+
+def decided(runs, held, **words):
+    """The start from these words, with paths by their names."""
+    checkpoints = None if held is None else Checkpoints(runs / held)
+    path = words.get("ckpt_path")
+    if path in ("own", "other", "empty", "absent"):
+        words["ckpt_path"] = runs / path
+    return decide(checkpoints, **DEFAULTS | words)
+
+
+def outline(start: Start):
+    directory = None if start.checkpoints is None else start.checkpoints.directory.name
+    return directory, start.step, start.weights_only, start.own, start.continues
+
+
+FRESH = (None, None, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("held", "words", "expected"),
+    [
+        (None, {}, FRESH),
+        ("absent", {}, FRESH),
+        ("absent", {"resume": "auto"}, FRESH),
+        ("own", {"resume": "auto"}, ("own", 20, False, True, True)),
+        ("own", {"resume": True}, ("own", 20, False, True, True)),
+        ("own", {"ckpt_path": "last"}, ("own", 20, False, True, True)),
+        ("own", {"resume": True, "ckpt_path": "last"}, ("own", 20, False, True, True)),
+        ("own", {"resume": True, "ckpt_step": 10}, ("own", 10, False, True, True)),
+        ("own", {"ckpt_path": "last", "ckpt_step": 10}, ("own", 10, False, True, True)),
+        ("own", {"ckpt_path": "own"}, ("own", 20, False, True, True)),
+        ("own", {"ckpt_path": "own", "ckpt_step": 10}, ("own", 10, False, True, True)),
+        ("own", {"resume": "auto", "ckpt_path": "own"}, ("own", 20, False, True, True)),
+        (None, {"ckpt_path": "other"}, ("other", 7, False, False, True)),
+        ("absent", {"ckpt_path": "other"}, ("other", 7, False, False, True)),
+        ("absent", {"ckpt_path": "other", "ckpt_step": 5}, ("other", 5, False, False, True)),
+        (None, {"ckpt_path": "other", "weights_only": True}, ("other", 7, True, False, False)),
+        ("absent", {"ckpt_path": "other", "weights_only": True}, ("other", 7, True, False, False)),
+        (
+            "absent",
+            {"ckpt_path": "other", "ckpt_step": 5, "weights_only": True},
+            ("other", 5, True, False, False),
+        ),
+        ("absent", {"resume": "auto", "ckpt_path": "other"}, ("other", 7, False, False, True)),
+        (
+            "absent",
+            {"resume": "auto", "ckpt_path": "other", "ckpt_step": 5},
+            ("other", 5, False, False, True),
+        ),
+        (
+            "absent",
+            {"resume": "auto", "ckpt_path": "other", "weights_only": True},
+            ("other", 7, True, False, False),
+        ),
+        # A run that was started from another one and killed continues its own.
+        ("own", {"resume": "auto", "ckpt_path": "other"}, ("own", 20, False, True, True)),
+        ("own", {"resume": "auto", "ckpt_path": "other", "ckpt_step": 5}, ("own", 20, False, True, True)),
+        (
+            "own",
+            {"resume": "auto", "ckpt_path": "other", "weights_only": True},
+            ("own", 20, False, True, True),
+        ),
+        ("own", {"resume": "auto", "ckpt_path": "absent"}, ("own", 20, False, True, True)),
+    ],
+)
+def test_a_run_starts_where_its_words_say(runs, held, words, expected):
+    assert outline(decided(runs, held, **words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "words", "error", "message"),
+    [
+        (
+            "own",
+            {},
+            RunExistsError,
+            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
+        ),
+        (
+            "own",
+            {"ckpt_path": "other"},
+            RunExistsError,
+            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
+        ),
+        (
+            "own",
+            {"ckpt_path": "other", "weights_only": True},
+            RunExistsError,
+            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
+        ),
+        (
+            None,
+            {"resume": True},
+            ValueError,
+            "resume=True needs a directory to continue from; the trainer has checkpoints=None. "
+            "Pass Trainer(..., checkpoints=Checkpoints(directory)).",
+        ),
+        (
+            None,
+            {"resume": "auto"},
+            ValueError,
+            "resume='auto' needs a directory to continue from; the trainer has checkpoints=None. "
+            "Pass Trainer(..., checkpoints=Checkpoints(directory)).",
+        ),
+        (
+            None,
+            {"resume": "auto", "ckpt_path": "other"},
+            ValueError,
+            "resume='auto' needs a directory to continue from; the trainer has checkpoints=None. "
+            "Pass Trainer(..., checkpoints=Checkpoints(directory)).",
+        ),
+        (
+            "own",
+            {"resume": True, "ckpt_path": "other"},
+            ValueError,
+            "resume=True continues the trainer's own run and ckpt_path='{runs}/other' names another. "
+            "Pass resume='auto' to start from the other and continue the own one from then on.",
+        ),
+        (
+            "own",
+            {"resume": "auto", "ckpt_path": "last"},
+            ValueError,
+            "ckpt_path='last' demands a checkpoint and resume='auto' does without; "
+            "they contradict each other. Pass one of them.",
+        ),
+        (
+            "own",
+            {"resume": "auto", "ckpt_step": 10},
+            ValueError,
+            "resume='auto' continues from the newest step and ckpt_step=10 names another. "
+            "Pass resume=True to go back to that step.",
+        ),
+        (
+            "own",
+            {"resume": "auto", "ckpt_path": "own", "ckpt_step": 10},
+            ValueError,
+            "resume='auto' continues from the newest step and ckpt_step=10 names another. "
+            "Pass resume=True to go back to that step.",
+        ),
+        (
+            "absent",
+            {"ckpt_step": 10},
+            ValueError,
+            "ckpt_step=10 names a step of no run. Pass resume=True or ckpt_path too.",
+        ),
+        (
+            "absent",
+            {"weights_only": True},
+            ValueError,
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path.",
+        ),
+        (
+            "own",
+            {"resume": True, "weights_only": True},
+            ValueError,
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path.",
+        ),
+        (
+            "own",
+            {"resume": "auto", "weights_only": True},
+            ValueError,
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path.",
+        ),
+        (
+            "own",
+            {"ckpt_path": "own", "weights_only": True},
+            ValueError,
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path.",
+        ),
+        (
+            "own",
+            {"ckpt_path": "last", "weights_only": True},
+            ValueError,
+            "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path.",
+        ),
+        (
+            "absent",
+            {"resume": True},
+            FileNotFoundError,
+            "no checkpoint in {runs}/absent. Check the path, or start a fresh run.",
+        ),
+        (
+            "absent",
+            {"ckpt_path": "last"},
+            FileNotFoundError,
+            "no checkpoint in {runs}/absent. Check the path, or start a fresh run.",
+        ),
+        (
+            None,
+            {"ckpt_path": "absent"},
+            FileNotFoundError,
+            "no checkpoint in {runs}/absent. Check the path, or start a fresh run.",
+        ),
+        (
+            "own",
+            {"resume": True, "ckpt_step": 11},
+            FileNotFoundError,
+            "no checkpoint at step 11 in {runs}/own; there are steps 10, 20. Pick one of them.",
+        ),
+        (
+            None,
+            {"ckpt_path": "other", "ckpt_step": 10},
+            FileNotFoundError,
+            "no checkpoint at step 10 in {runs}/other; there are steps 5, 7. Pick one of them.",
+        ),
+        (
+            "own",
+            {"resume": True, "ckpt_step": True},
+            TypeError,
+            "step must be a whole number, got True. A step counts completed optimizer updates.",
+        ),
+        (
+            None,
+            {"ckpt_path": 5},
+            TypeError,
+            "ckpt_path must be a path or 'last', got 5. Pass the root of a run.",
+        ),
+        (
+            "own",
+            {"resume": "always"},
+            ValueError,
+            "resume must be one of False, True, 'auto', got 'always'. Pick one of them.",
+        ),
+        (
+            "own",
+            {"resume": 1},
+            ValueError,
+            "resume must be one of False, True, 'auto', got 1. Pick one of them.",
+        ),
+        (
+            "own",
+            {"resume": None},
+            ValueError,
+            "resume must be one of False, True, 'auto', got None. Pick one of them.",
+        ),
+        (
+            "own",
+            {"weights_only": "yes"},
+            TypeError,
+            "weights_only must be True or False, got 'yes'. Pass a bool.",
+        ),
+    ],
+)
+def test_words_that_cannot_be_followed_are_refused(runs, held, words, error, message):
+    with pytest.raises(error) as caught:
+        decided(runs, held, **words)
+    assert type(caught.value) is error
+    assert str(caught.value) == message.format(runs=runs)
+
+
+def test_every_combination_of_words_is_followed_or_refused_by_a_message_of_ours(runs):
+    outcomes = set()
+    for held, resume, path, step, weights_only in itertools.product(
+        (None, "absent", "own"),
+        (False, True, "auto"),
+        (None, "last", "own", "other"),
+        (None, 5, 10),
+        (False, True),
+    ):
+        words = {"resume": resume, "ckpt_path": path, "ckpt_step": step, "weights_only": weights_only}
+        try:
+            outcomes.add(outline(decided(runs, held, **words)))
+        except (ValueError, FileNotFoundError) as error:
+            assert re.search(r"(Pass|Check|Pick) [^.]*.*\.$", str(error)), words
+            outcomes.add(type(error).__name__)
+    assert {"ValueError", "FileNotFoundError", "RunExistsError", FRESH} < outcomes
+
+
+def test_deciding_writes_nothing(runs):
+    before = sorted(runs.rglob("*"))
+    for words in ({"resume": "auto"}, {"ckpt_path": "other"}):
+        decided(runs, "absent", **words)
+    assert sorted(runs.rglob("*")) == before
+
+
+@pytest.mark.parametrize("spelling", ["{runs}/./own", "{runs}/other/../own", "{link}"])
+def test_the_own_directory_is_known_by_any_spelling(runs, tmp_path, spelling):
+    (tmp_path / "link").symlink_to(runs / "own")
+    path = spelling.format(runs=runs, link=tmp_path / "link")
+    assert outline(decided(runs, "own", ckpt_path=path)) == ("own", 20, False, True, True)
+
+
+def test_a_folder_named_last_is_named_by_a_path(runs, tmp_path, monkeypatch):
+    (tmp_path / "last").symlink_to(runs / "other")
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("last"), "./last"):
+        assert outline(decided(runs, None, ckpt_path=path))[1:] == (7, False, False, True)
