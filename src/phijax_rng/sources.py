@@ -215,6 +215,14 @@ class NamedBatchSource:
             ],
         }
 
+    def contents(self) -> dict[str, Any]:
+        """What the samplers pick from, by name; digested for the contract."""
+        return {
+            name: sampler.contents()
+            for name, sampler in self.samplers.items()
+            if callable(getattr(sampler, "contents", None))
+        }
+
     def __repr__(self) -> str:
         listed = ", ".join(f"{name}={size!r}" for name, size in self.batch_sizes.items())
         return f"NamedBatchSource({listed})"
@@ -227,6 +235,11 @@ class NamedBatchSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "key": keys.from_fingerprint(state["key"])}.items():
             object.__setattr__(self, name, value)
+
+
+def ask(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Any:
+    """The batch of a step from any source, with the samplers' state where there is one."""
+    return source(step, sampler_state) if sampler_state else source(step)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
