@@ -3,6 +3,11 @@
 from phijax_rng import keys, shuffle
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.determinism import (
+    DETERMINISTIC_GPU_FLAGS,
+    deterministic_xla_flags,
+    require_deterministic_execution,
+)
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import (
     CheckpointMismatchError,
@@ -21,6 +26,7 @@ from phijax_rng.step import LossTrainStep, TrainStep
 from phijax_rng.trainer import FitResult, Trainer
 
 __all__ = [
+    "DETERMINISTIC_GPU_FLAGS",
     "AdaptiveSampler",
     "CheckpointMismatchError",
     "Checkpoints",
@@ -50,7 +56,9 @@ __all__ = [
     "TrainingBatchSource",
     "UniformDomainSampler",
     "advance",
+    "deterministic_xla_flags",
     "initialize_train_state",
     "keys",
+    "require_deterministic_execution",
     "shuffle",
 ]
