@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
@@ -48,8 +49,8 @@ _DOCUMENT = "document"
 _DOCUMENT_FILE = "document.json"
 _DOCUMENT_SCHEMA = 1
 
-# What reading a broken file raises, by whatever library meets it first.
-_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
+# Running out of memory says nothing about the files.
+_NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
 
 
 class Checkpoints:
@@ -371,7 +372,7 @@ class Checkpoints:
                 f"{where} has no {_DOCUMENT}: it is incomplete, or was not saved by phijax_rng. "
                 "Restore another step."
             ) from None
-        except _READ_ERRORS as error:
+        except (OSError, ValueError) as error:
             raise DamagedCheckpointError(
                 f"the document of {where} cannot be read: {error}. Restore another step."
             ) from error
@@ -392,7 +393,9 @@ class Checkpoints:
         try:
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
                 arrays = reader.restore(path, args=ocp.args.StandardRestore(dict(targets)))
-        except _READ_ERRORS as error:
+        except _NOT_DAMAGE:
+            raise
+        except Exception as error:  # of any type: Orbax raises bare ones for files it cannot read
             reason = str(error).strip().partition("\n")[0]
             raise DamagedCheckpointError(
                 f"{part} of step {step} in {self.directory} cannot be read: {reason}. Restore another step."
