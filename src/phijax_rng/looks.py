@@ -71,7 +71,7 @@ class Looks:
         self._tell_of_nonfinite(chunk)
         self._display.show(self.step, self.metrics)
         if self._callbacks:
-            event = Event(self.step, dict(self.metrics), self.state)
+            event = Event.of(self.state, self.metrics)
             self.asked_to_stop = call(self._callbacks, event) or self.asked_to_stop
         if self._checkpoints is not None and self._checkpoints.is_due(self.step):
             self.save()
