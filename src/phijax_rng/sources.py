@@ -49,8 +49,9 @@ class NamedBatchSource:
     """`step -> {name: {field: rows}}`, one sampler for each name.
 
     A pytree that keeps declaration order through `jit`, `scan`, `vmap`, `tree.map`, pickling and copying;
-    its leaves are the samplers' arrays and the key (a sampler that is no pytree is static). Called with an int it runs a program that is
-    compiled once; called with a traced step it is traced into the caller's program.
+    its leaves are the samplers' arrays and the key (a sampler that is no pytree is static). Called
+    with an int it runs a program that is compiled once; called with a traced step it is traced into
+    the caller's program.
 
     Attributes:
         names: the samplers' names, in declaration order.
