@@ -152,14 +152,10 @@ def _items(text: str, name: str) -> Iterator[_Fence | _Comment | int]:
 
 def _require_sense(comment: _Comment, latest: Block | None, name: str) -> None:
     if comment.word == "not run":
-        _require(
-            comment.rest, name, comment.line, "'not run' needs a reason: <!-- not run: why -->"
-        )
+        _require(comment.rest, name, comment.line, "'not run' needs a reason: <!-- not run: why -->")
     else:
         directly_after = latest is not None
-        _require(
-            directly_after, name, comment.line, "'output' must follow a python block that runs"
-        )
+        _require(directly_after, name, comment.line, "'output' must follow a python block that runs")
 
 
 def _assignments(comment: _Comment, name: str) -> dict[str, str]:

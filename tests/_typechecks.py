@@ -27,9 +27,7 @@ def checked(stub: Callable[..., Any]) -> Callable[..., Any]:
     before_the_call = inspect.signature(stub).return_annotation is Any
     if before_the_call or stub.__qualname__.endswith(".__init__"):
         return stub
-    stub.__annotations__ = {
-        name: hint for name, hint in stub.__annotations__.items() if has_shape(hint)
-    }
+    stub.__annotations__ = {name: hint for name, hint in stub.__annotations__.items() if has_shape(hint)}
     return beartype.beartype(stub)
 
 

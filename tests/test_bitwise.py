@@ -119,8 +119,7 @@ def test_the_message_names_the_first_leaf_in_declaration_order_with_both_values(
 
 def test_the_message_shows_both_sides_of_a_reordering() -> None:
     assert first_difference({"pde": 1, "bc": 2}, {"bc": 2, "pde": 1}) == (
-        "trees differ at the root in the order of keys: "
-        "['pde', 'bc'] in actual, ['bc', 'pde'] in expected"
+        "trees differ at the root in the order of keys: ['pde', 'bc'] in actual, ['bc', 'pde'] in expected"
     )
 
 

@@ -122,13 +122,9 @@ def test_the_output_a_page_shows_is_the_output(said: str, tmp_path: Path) -> Non
     assert run(OUTPUT.format(said), tmp_path) == "loss 0.25\ndone\n"
 
 
-@pytest.mark.parametrize(
-    "said", ["loss 0.5\n    done", "loss 1...", "done", "", "loss  0.25\n    done"]
-)
+@pytest.mark.parametrize("said", ["loss 0.5\n    done", "loss 1...", "done", "", "loss  0.25\n    done"])
 def test_another_output_fails_with_page_line_and_both_sides(said: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        AssertionError, match=r"(?s)page.md:2: the output differs\n.*Got:\n    loss"
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)page.md:2: the output differs\n.*Got:\n    loss"):
         run(OUTPUT.format(said), tmp_path)
 
 

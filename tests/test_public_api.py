@@ -74,9 +74,7 @@ def _complaint(module: str, name: list[str]) -> str | None:
     if engine != "phijax_rng":
         if module == "pools" and engine in ("jax", "jaxlib"):
             return "pools is NumPy only"
-        return (
-            f"{engine} belongs in {HOMES[engine]}" if HOMES.get(engine, module) != module else None
-        )
+        return f"{engine} belongs in {HOMES[engine]}" if HOMES.get(engine, module) != module else None
     if module not in ROW:
         return f"{module} is on no row of LAYERS; give it its place"
     if not inner or inner[0] not in ROW:
@@ -178,9 +176,7 @@ def qualified_name(name: str) -> str:
 @pytest.mark.parametrize("name", PROMISED)
 def test_every_promised_name_is_on_an_api_page(name: str) -> None:
     qualified = qualified_name(name)
-    assert {qualified, qualified.rpartition(".")[0]} & DOCUMENTED, (
-        f"no page in docs/api shows {name}"
-    )
+    assert {qualified, qualified.rpartition(".")[0]} & DOCUMENTED, f"no page in docs/api shows {name}"
 
 
 @pytest.mark.parametrize("name", PROMISED)

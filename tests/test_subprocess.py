@@ -40,9 +40,7 @@ def test_a_script_gets_its_arguments_and_working_directory(tmp_path: Path) -> No
 def test_a_failure_shows_both_streams() -> None:
     with pytest.raises(AssertionError) as failure:
         run_python("print('so far'); raise SystemExit('so bad')")
-    assert str(failure.value) == (
-        "exit code 1 instead of 0\n--- stdout\nso far\n\n--- stderr\nso bad\n"
-    )
+    assert str(failure.value) == ("exit code 1 instead of 0\n--- stdout\nso far\n\n--- stderr\nso bad\n")
 
 
 def test_an_expected_exit_code_is_expected() -> None:
@@ -73,9 +71,7 @@ def test_no_child_outlives_its_block() -> None:
 def test_children_of_a_child_are_killed_with_it() -> None:
     pause = "import signal; signal.pause()"
     with pytest.raises(AssertionError, match="no end after 2 s"):
-        run_python(
-            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {pause!r}])", timeout=2
-        )
+        run_python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {pause!r}])", timeout=2)
 
 
 def test_waiting_for_a_line_has_an_end() -> None:

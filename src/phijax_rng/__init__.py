@@ -2,6 +2,7 @@
 
 from phijax_rng import keys, shuffle
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.determinism import (
     DETERMINISTIC_GPU_FLAGS,
@@ -12,9 +13,12 @@ from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import (
     CheckpointMismatchError,
     DamagedCheckpointError,
+    DirectoryInUseError,
+    ImpureSourceError,
     NonFiniteError,
     RunChangedError,
     RunExistsError,
+    SaveError,
 )
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
@@ -28,13 +32,17 @@ from phijax_rng.trainer import FitResult, Trainer
 __all__ = [
     "DETERMINISTIC_GPU_FLAGS",
     "AdaptiveSampler",
+    "Callback",
     "CheckpointMismatchError",
     "Checkpoints",
     "Chunk",
     "DamagedCheckpointError",
     "DataModule",
+    "DirectoryInUseError",
+    "Event",
     "FitResult",
     "HostPool",
+    "ImpureSourceError",
     "LossBalancer",
     "LossModule",
     "LossTrainStep",
@@ -45,6 +53,7 @@ __all__ = [
     "RunChangedError",
     "RunExistsError",
     "Sampler",
+    "SaveError",
     "SpaceTimeSampler",
     "StaticLossBalancer",
     "StepOutput",

@@ -53,7 +53,7 @@ class LossBalancer(Protocol):
 class StaticLossBalancer:
     """Fixed weights: the dot product of weights and losses, in the order of `loss_names`.
 
-    The weights are part of the balancer state, so changing them compiles nothing.
+    It keeps no state, so new weights take effect on a resume, which tells of the change.
 
     Attributes:
         loss_names: the losses, in the order they are summed; `None` for whatever losses the module
@@ -93,20 +93,23 @@ class StaticLossBalancer:
             )
 
     def initialize(self) -> dict[str, Any]:
-        """The weights, float32 of shape `(losses,)`; empty for unnamed losses."""
-        return {} if self.loss_names is None else {"weights": self._vector()}
+        """No state."""
+        return {}
 
     def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, Any]) -> jax.Array:
         """The weighted sum, float32 (float64 when a loss is)."""
         names = tuple(losses) if self.loss_names is None else self.loss_names
         values = jnp.stack([jnp.asarray(losses[name]) for name in names])
         dtype = jnp.promote_types(values.dtype, jnp.float32)
-        weights = state.get("weights", np.ones(len(names), np.float32))
-        return jnp.vdot(jnp.asarray(weights).astype(dtype), values.astype(dtype))
+        weights = np.ones(len(names), np.float32) if self.loss_names is None else self._vector()
+        return jnp.vdot(jnp.asarray(weights, dtype), values.astype(dtype))
 
     def diagnostics(self, state: Mapping[str, Any]) -> dict[str, jax.Array]:
         """The weights, by loss name."""
-        return {name: state["weights"][index] for index, name in enumerate(self.loss_names or ())}
+        return {
+            name: jnp.asarray(weight)
+            for name, weight in zip(self.loss_names or (), self._vector(), strict=True)
+        }
 
     def _vector(self) -> np.ndarray[Any, Any]:
         weights = [self.weights.get(name, self.default_weight) for name in self.loss_names or ()]

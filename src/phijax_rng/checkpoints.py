@@ -2,10 +2,12 @@
 
     <directory>/<step>/model_state     arrays of `model_state`, by number
                        rest            arrays of everything else, by number
-                       contract        JSON: what each number is, the run's contract, their SHA-256
+                       document        JSON: manifest, digests of the arrays, the run's contract, its SHA-256
+    <directory>/superseded/            steps that a rewind or a fall-back left behind
 
-Restoring creates and changes nothing. A save counts when it is on disk: an asynchronous one is waited
-for before the next, and by `wait` and `close`, which raise what went wrong in the background.
+Restoring creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
+the digests. A save counts when it is on disk: an asynchronous one is waited for before the next, and by
+`wait` and `close`, which raise what went wrong in the background.
 
 >>> import tempfile, jax, optax
 >>> from phijax_rng import keys, initialize_train_state
@@ -18,24 +20,37 @@ for before the next, and by `wait` and `close`, which raise what went wrong in t
 ((0,), True)
 """
 
+import contextlib
 import dataclasses
+import json
+import logging
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future as ocp_future
 
-from phijax_rng import _checks, keys
+from phijax_rng import _checks, manifest
+from phijax_rng._lock import DirectoryLock
 from phijax_rng.contract import dumps, loads
-from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError
+from phijax_rng.errors import DamagedCheckpointError, SaveError
+from phijax_rng.manifest import MODEL, Leaf
 from phijax_rng.state import TrainState
 
-_MODEL, _REST, _CONTRACT = "model_state", "rest", "contract"
+_log = logging.getLogger("phijax_rng")
+
+_DOCUMENT = "document"
+_DOCUMENT_FILE = "document.json"
+_DOCUMENT_SCHEMA = 1
+
+# Running out of memory says nothing about the files.
+_NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
 
 
 class Checkpoints:
@@ -74,6 +89,8 @@ class Checkpoints:
         self.max_to_keep = None if max_to_keep is None else _checks.positive(max_to_keep, "max_to_keep")
         self.asynchronous = _checks.flag(asynchronous, "asynchronous")
         self._manager: ocp.CheckpointManager | None = None
+        self._lock = DirectoryLock(self.directory)
+        self._in_flight: int | None = None
         self._last_save = time.monotonic()
 
     def __repr__(self) -> str:
@@ -89,8 +106,14 @@ class Checkpoints:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that are on disk, ascending; empty when there is no directory."""
+        """The steps that are on disk, ascending; empty when there is no directory.
+
+        Raises:
+            NotADirectoryError: there is a file in its place.
+        """
         if not self.directory.is_dir():
+            if self.directory.exists():
+                raise NotADirectoryError(f"{self.directory} is not a directory. Name another for this run.")
             return ()
         return tuple(sorted(int(entry.name) for entry in self.directory.iterdir() if _is_step(entry)))
 
@@ -106,7 +129,16 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the steps there are, are listed.
             DamagedCheckpointError: the contract is unreadable or does not match its digest.
         """
-        return dict(self._record(self.existing(step))["run_contract"])
+        return dict(self._document(self.existing(step))["contract"])
+
+    def readable_contract(self, step: int | None = None) -> dict[str, Any]:
+        """The contract of a step, or of the newest step whose contract is readable; empty if none is."""
+        if step is not None:
+            return self.contract(step)
+        for found in reversed(self.steps):
+            with contextlib.suppress(DamagedCheckpointError):
+                return self.contract(found)
+        return {}
 
     # Saving
 
@@ -119,6 +151,8 @@ class Checkpoints:
         Raises:
             TypeError: `state` is not a `TrainState`.
             FileExistsError: this step is on disk already.
+            DirectoryInUseError: another job writes to this directory.
+            SaveError: this save, or the one before it, could not be written.
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
@@ -129,35 +163,52 @@ class Checkpoints:
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
             )
-        model, rest = _leaves(state)
-        record = {
-            "leaves": {_MODEL: _manifest(model), _REST: _manifest(rest)},
-            "run_contract": dict(contract or {}),
-        }
-        items = {
-            name: ocp.args.StandardSave(arrays)
-            for name, arrays in ((_MODEL, _arrays(model)), (_REST, _arrays(rest)))
-            if arrays
-        }
-        document = ocp.args.JsonSave(dumps({"schema": 1, **record}))
-        self._writer().save(step, args=ocp.args.Composite(**items, **{_CONTRACT: document}), force=True)
+        parts = manifest.leaves_of(state)
+        arrays = {part: manifest.stored_arrays(leaves) for part, leaves in parts.items()}
+        items = {part: ocp.args.StandardSave(stored) for part, stored in arrays.items() if stored}
+        document = _SaveDocument(parts, arrays, dict(contract or {}))
+        self._in_flight = step
+        try:
+            self._writer().save(step, args=ocp.args.Composite(**items, document=document), force=True)
+        except Exception as error:
+            raise self._save_error(error) from error
         self._last_save = time.monotonic()
+        if not self.asynchronous:
+            self.wait()
 
     def wait(self) -> None:
-        """Waits for the save in flight, raises what went wrong in it, and drops the oldest steps."""
-        if self._manager is not None:
+        """Waits for the save in flight, and drops the oldest steps.
+
+        Raises:
+            SaveError: the save could not be written; the steps before it are as they were.
+        """
+        if self._manager is None:
+            return
+        try:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
-            self._drop_oldest()
+        except Exception as error:
+            raise self._save_error(error) from error
+        self._in_flight = None
+        self._drop_oldest()
 
     def close(self) -> None:
         """Waits, and lets go of the directory. The object can be used again."""
-        if self._manager is not None:
-            try:
-                self.wait()
-            finally:
+        try:
+            self.wait()
+        finally:
+            if self._manager is not None:
                 self._manager.close()
                 self._manager = None
+            self._lock.release()
+
+    def lock(self) -> None:
+        """Makes this object the one writer of its directory until `close`; `save` does so too.
+
+        Raises:
+            DirectoryInUseError: another job writes to this directory.
+        """
+        self._lock.acquire()
 
     def next_save(self, step: int) -> int | None:
         """The next step after `step` at which `every_n_steps` asks for a save."""
@@ -203,35 +254,87 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the steps there are, are listed.
             CheckpointMismatchError: the checkpoint does not fit `like`; the first leaves that differ
                 are named with both sides.
-            DamagedCheckpointError: files are missing or unreadable.
+            DamagedCheckpointError: files are missing, unreadable, or not what was saved.
         """
         step = self.existing(step)
-        saved = self._record(step)["leaves"]
-        model, rest = _leaves(like)
-        wanted = {_MODEL: model} if weights_only else {_MODEL: model, _REST: rest}
-        _require_fit(step, saved, wanted, weights_only)
-        read = {name: self._read(step, name, leaves) for name, leaves in wanted.items()}
-        model_state = jax.tree.unflatten(jax.tree.structure(like.model_state), read[_MODEL])
-        if weights_only:
-            return like.replace(model_state=model_state)
-        without_model = like.replace(model_state=None)
-        return jax.tree.unflatten(jax.tree.structure(without_model), read[_REST]).replace(
-            model_state=model_state
+        document = self._document(step)
+        parts = manifest.leaves_of(like)
+        wanted = {MODEL: parts[MODEL]} if weights_only else parts
+        manifest.require_fit(step, document["leaves"], wanted)
+        return manifest.rebuild(
+            like, {part: self._read(step, part, leaves, document) for part, leaves in wanted.items()}
+        )
+
+    def restore_intact(self, like: TrainState, *, weights_only: bool = False) -> tuple[TrainState, int]:
+        """The newest state that is intact, and its step.
+
+        A damaged step is named in a warning; the next to be tried is the one it says it came from, or
+        the next lower where it does not say.
+
+        Raises:
+            FileNotFoundError: there is no step at all.
+            CheckpointMismatchError: an intact step does not fit `like`.
+            DamagedCheckpointError: no step is intact.
+        """
+        step: int | None = self.existing()
+        damage = []
+        while step is not None:
+            try:
+                return self.restore(like, step, weights_only=weights_only), step
+            except DamagedCheckpointError as error:
+                damage.append(str(error))
+                before, step = step, self._step_before(step)
+                if step is not None:
+                    warnings.warn(
+                        f"checkpoint at step {before} is damaged, going back to step {step}: {error}",
+                        UserWarning,
+                        stacklevel=2,
+                    )
+        raise DamagedCheckpointError(
+            "no checkpoint is intact:\n  " + "\n  ".join(damage) + "\nStart a fresh run elsewhere."
         )
 
     # Inside
 
     def _writer(self) -> ocp.CheckpointManager:
         if self._manager is None:
+            self._lock.acquire()
             self._manager = ocp.CheckpointManager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
                     max_to_keep=None,  # Orbax would count steps by the time of their saving
                     save_root_metadata=False,
                     enable_async_checkpointing=self.asynchronous,
+                    cleanup_tmp_directories=True,  # what a killed save left; the lock says it is not in use
                 ),
             )
         return self._manager
+
+    def _save_error(self, error: Exception) -> SaveError:
+        """The error to raise; Orbax's manager is given up, since it remembers the failed step."""
+        step, self._in_flight = self._in_flight, None
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with contextlib.suppress(Exception):
+                manager.close()
+        kept = _checks.shown(self.steps) if self.directory.is_dir() else "nothing"
+        reason = str(error).strip().rstrip(".") or type(error).__name__
+        return SaveError(
+            f"step {step} could not be saved in {self.directory}: {reason}. "
+            f"On disk: {kept}. Make room or mend the permissions, and save again.",
+            step=step,
+        )
+
+    def _step_before(self, step: int) -> int | None:
+        """The step that this one says it came from, if that is on disk; else the next lower one."""
+        lower = [found for found in self.steps if found < step]
+        try:
+            parent = self.contract(step)["run"]["parent_step"]
+        except (DamagedCheckpointError, KeyError):
+            parent = None
+        if parent in lower:
+            return int(parent)
+        return max(lower, default=None)
 
     def _drop_oldest(self) -> None:
         if self.max_to_keep is not None and self._manager is not None:
@@ -259,127 +362,111 @@ class Checkpoints:
             )
         return number
 
-    def _record(self, step: int) -> dict[str, Any]:
+    def _document(self, step: int) -> dict[str, Any]:
         where = f"step {step} in {self.directory}"
+        path = self.directory / str(step) / _DOCUMENT / _DOCUMENT_FILE
         try:
-            with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-                document = reader.restore(self.directory / str(step) / _CONTRACT)
-        except (OSError, ValueError, KeyError) as error:
-            raise DamagedCheckpointError(f"the contract of {where} cannot be read: {error}") from error
-        record = loads(document, where)
-        if "leaves" not in record:
-            raise DamagedCheckpointError(f"{where} was not saved by phijax_rng. Restore another step.")
-        return record
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise DamagedCheckpointError(
+                f"{where} has no {_DOCUMENT}: it is incomplete, or was not saved by phijax_rng. "
+                "Restore another step."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DamagedCheckpointError(
+                f"the document of {where} cannot be read: {error}. Restore another step."
+            ) from error
+        return loads(data, where)
 
-    def _read(self, step: int, item: str, leaves: list["_Leaf"]) -> list[Any]:
-        targets = {leaf.name: leaf.target() for leaf in leaves if leaf.size}
-        read: dict[str, Any] = {}
-        if targets:
-            try:
-                with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-                    read = reader.restore(
-                        self.directory / str(step) / item, args=ocp.args.StandardRestore(targets)
-                    )
-            except (OSError, ValueError, KeyError) as error:
-                raise DamagedCheckpointError(
-                    f"{item} of step {step} in {self.directory} cannot be read: {error}"
-                ) from error
-        return [leaf.wrapped(read.get(leaf.name)) for leaf in leaves]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One array of a state: where it is, and how it is stored. Keys are stored as their words."""
-
-    name: str
-    path: str
-    value: Any
-
-    @property
-    def implementation(self) -> str | None:
-        return str(jax.random.key_impl(self.value)) if keys.is_typed_key(self.value) else None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(np.shape(self.value))
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def dtype(self) -> str:
-        return f"key<{self.implementation}>" if self.implementation else str(jnp.result_type(self.value))
-
-    def array(self) -> Any:
-        """The value as Orbax stores it; NumPy scalars would save and not restore."""
-        if self.implementation:
-            return jax.random.key_data(self.value)
-        return self.value if isinstance(self.value, jax.Array) else np.asarray(self.value)
-
-    def target(self) -> jax.ShapeDtypeStruct:
-        sharding = getattr(self.value, "sharding", None)
-        if sharding is None or self.implementation:
-            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        if self.implementation:
-            data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(self.shape, self.value.dtype))
-            return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
-        return jax.ShapeDtypeStruct(self.shape, jnp.result_type(self.value), sharding=sharding)
-
-    def wrapped(self, array: Any) -> Any:
-        if not self.size:
-            return jnp.zeros(self.shape, jnp.result_type(self.value))
-        return jax.random.wrap_key_data(array, impl=self.implementation) if self.implementation else array
-
-
-def _leaves(state: TrainState) -> tuple[list[_Leaf], list[_Leaf]]:
-    """The arrays of `model_state`, and all others in the order of the state's own leaves."""
-    return _numbered(state.replace(**_nothing_but("model_state", state))), _numbered(
-        state.replace(model_state=None)
-    )
-
-
-def _nothing_but(kept: str, state: TrainState) -> dict[str, None]:
-    return {f.name: None for f in dataclasses.fields(state) if f.name != kept}
-
-
-def _numbered(state: TrainState) -> list[_Leaf]:
-    flat = jax.tree_util.tree_leaves_with_path(state)
-    return [
-        _Leaf(f"{index:05d}", jax.tree_util.keystr(path).removeprefix("."), leaf)
-        for index, (path, leaf) in enumerate(flat)
-    ]
-
-
-def _manifest(leaves: list[_Leaf]) -> list[list[Any]]:
-    return [[leaf.path, leaf.dtype, list(leaf.shape)] for leaf in leaves]
-
-
-def _arrays(leaves: list[_Leaf]) -> dict[str, Any]:
-    """By number, since names of parameters may hold any character. Orbax refuses zero-size arrays."""
-    return {leaf.name: leaf.array() for leaf in leaves if leaf.size}
-
-
-def _require_fit(
-    step: int, saved: Mapping[str, Any], wanted: Mapping[str, list[_Leaf]], weights_only: bool
-) -> None:
-    before = {path: f"{dtype}{shape}" for item in wanted for path, dtype, shape in saved[item]}
-    now = {path: f"{dtype}{shape}" for item in wanted for path, dtype, shape in _manifest(wanted[item])}
-    lines = []
-    for path in dict.fromkeys((*before, *now)):
-        if before.get(path) != now.get(path):
-            lines.append(
-                f"  {path}\n    in the checkpoint: {before.get(path, 'absent')}\n"
-                f"    in this run:       {now.get(path, 'absent')}"
+    def _read(self, step: int, part: str, leaves: list[Leaf], document: Mapping[str, Any]) -> list[Any]:
+        targets = {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
+        arrays = self._read_arrays(step, part, targets) if targets else {}
+        if manifest.digest_stored(leaves, arrays) != document["digests"][part]:
+            raise DamagedCheckpointError(
+                f"{part} of step {step} in {self.directory} does not match its SHA-256: "
+                "it was damaged or edited. Restore another step."
             )
-    if lines:
-        shown = lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else [])
-        mend = "" if weights_only else ", or restore the weights only"
-        raise CheckpointMismatchError(
-            f"checkpoint at step {step} does not fit this run:\n"
-            + "\n".join(shown)
-            + f"\nBuild the run with the model and optimizer it was saved from{mend}."
+        return [leaf.restored(arrays.get(leaf.name)) for leaf in leaves]
+
+    def _read_arrays(self, step: int, part: str, targets: Mapping[str, Any]) -> Mapping[str, Any]:
+        path = self.directory / str(step) / part
+        try:
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+                arrays = reader.restore(path, args=ocp.args.StandardRestore(dict(targets)))
+        except _NOT_DAMAGE:
+            raise
+        except Exception as error:  # of any type: Orbax raises bare ones for files it cannot read
+            reason = str(error).strip().partition("\n")[0]
+            raise DamagedCheckpointError(
+                f"{part} of step {step} in {self.directory} cannot be read: {reason}. Restore another step."
+            ) from error
+        # Orbax casts what it reads to the target's dtype without a word, so the types on disk are
+        # taken from the manifest, which was compared, and the bits are verified by the digest.
+        return dict(arrays)
+
+
+class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
+    """Digests the arrays and writes the document, in the background of the save.
+
+    Restoring does not go through Orbax: the document is a plain JSON file.
+    """
+
+    async def async_save(self, directory: Any, args: "_SaveDocument") -> list[Any]:
+        """Starts the work; Orbax waits for it before it makes the step visible."""
+        return [
+            ocp_future.CommitFutureAwaitingContractedSignals(
+                self._write(directory, args), name="phijax_rng_document"
+            )
+        ]
+
+    async def _write(self, directory: Any, args: "_SaveDocument") -> None:
+        (directory / _DOCUMENT_FILE).write_text(json.dumps(args.document()))
+
+    def save(self, directory: Any, args: "_SaveDocument") -> None:
+        """The same, at once."""
+        (directory / _DOCUMENT_FILE).write_text(json.dumps(args.document()))
+
+    def restore(self, directory: Any, args: Any = None) -> Any:
+        """Reads the document."""
+        return json.loads((directory / _DOCUMENT_FILE).read_text())
+
+
+@ocp.args.register_with_handler(_DocumentHandler, for_save=True)
+@dataclasses.dataclass
+class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What the document is made of. Holding the arrays keeps their bits from being donated away."""
+
+    parts: manifest.Parts
+    arrays: Mapping[str, Mapping[str, Any]]
+    contract: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
+        # the state instead of writing into it.
+        self.arrays = {
+            part: {name: np.asarray(array) for name, array in stored.items()}
+            for part, stored in self.arrays.items()
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The document, with its own SHA-256."""
+        digests = {
+            part: manifest.digest_stored(leaves, self.arrays[part]) for part, leaves in self.parts.items()
+        }
+        return dumps(
+            {
+                "schema": _DOCUMENT_SCHEMA,
+                "leaves": manifest.describe(self.parts),
+                "digests": digests,
+                "contract": self.contract,
+            }
         )
+
+
+@ocp.args.register_with_handler(_DocumentHandler, for_restore=True)
+@dataclasses.dataclass
+class _RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """Orbax wants a handler to have both."""
 
 
 def _is_step(entry: Path) -> bool:

@@ -3,11 +3,13 @@
 A contract is plain data, kept as canonical JSON with its own SHA-256 beside the state:
 
     schema, derivation             how to read the rest
-    keys       root sampling balancer           fingerprints; root is null where it is not known
-    source     kind, samplers in order          names, kinds, sizes, options
-    losses     names, in order
-    versions   jax jaxlib optax numpy orbax phijax_rng
-    run        id, parent step, origin, changes
+    keys       root sampling balancer          fingerprints; root is null where it is not known
+    source     kind, samplers in order         names, kinds, sizes, dtypes, options
+    contents   sampler name -> digest          what is in the pools
+    canary     digest of the next batch        drawn again on a resume
+    training   module losses balancer optimizer on_nonfinite program
+    versions settings machine                  what moves numbers and is not in the user's code
+    run        id, parent step, origin, changes: carried, never compared
 
 `compare` names every difference with both values and the guarantee that survives it:
 
@@ -21,12 +23,12 @@ A contract is plain data, kept as canonical JSON with its own SHA-256 beside the
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phijax_rng import keys
+from phijax_rng.digest import digest_fields
 from phijax_rng.errors import DamagedCheckpointError
 
 SCHEMA = 1
@@ -47,13 +49,27 @@ _SURVIVES = (
     ("derivation", "none"),
     ("keys.", "none"),
     ("source", "keys"),
-    ("losses", "batches"),
+    ("contents", "keys"),
+    ("canary", "keys"),
+    ("settings.jax_threefry_partitionable", "keys"),
+    ("settings.jax_default_matmul_precision", "rounding"),
+    ("settings.jax_disable_jit", "rounding"),
+    ("settings.XLA_FLAGS", "rounding"),
+    ("settings.", "batches"),
+    ("training", "batches"),
     ("versions.", "rounding"),
+    ("machine.", "rounding"),
 )
 
-_PACKAGES = ("jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "phijax-rng")
+# The same program has another text when one of these changes, so that a changed learning rate or
+# loss cannot be told from the change itself.
+_MOVES_PROGRAM = ("versions.jax", "settings.jax", "machine.platform", "machine.devices", "source")
 
 _ABSENT = "(absent)"
+_UNKNOWN = (None, _ABSENT)
+
+# A state may come without its root, and a save may come before the program is compiled.
+_MAY_BE_UNKNOWN = ("keys.root", "training.program")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +98,20 @@ def build(
     sampling_key: Any,
     balancer_key: Any,
     source: Any,
-    loss_names: tuple[str, ...] | None,
-    run: Mapping[str, Any],
+    training: Mapping[str, Any],
+    environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The contract of a run, as plain data that JSON can hold.
+
+    Contents, canary, program and lineage are added by who computes them.
 
     Args:
         root: the root key, or `None` where only the streams are known.
         sampling_key: typed key of shape `()`.
         balancer_key: typed key of shape `()`.
         source: the batch source; its `describe()` is asked where it has one.
-        loss_names: the losses in the order they are summed, `None` where a custom step decides.
-        run: identity and lineage, carried and never compared.
+        training: what decides the update: module, losses, balancer, optimizer, on_nonfinite.
+        environment: from `environment.describe`.
     """
     return {
         "schema": SCHEMA,
@@ -103,11 +121,26 @@ def build(
             "sampling": keys.fingerprint(sampling_key),
             "balancer": keys.fingerprint(balancer_key),
         },
-        "source": _described_source(source),
-        "losses": None if loss_names is None else list(loss_names),
-        "versions": {name: _version(name) for name in _PACKAGES},
-        "run": dict(run),
+        "source": describe_part(source),
+        "training": dict(training),
+        **{name: dict(entries) for name, entries in environment.items()},
     }
+
+
+def describe_part(part: Any) -> dict[str, Any]:
+    """Plain data of a source, sampler or balancer: its own `describe()`, else its class and settings."""
+    if callable(getattr(part, "describe", None)):
+        return dict(part.describe())
+    kind = {"kind": f"{type(part).__module__}.{type(part).__qualname__}"}
+    if not dataclasses.is_dataclass(part):
+        return kind
+    return {**kind, **{f.name: _plain(getattr(part, f.name)) for f in dataclasses.fields(part)}}
+
+
+def digest_contents(source: Any) -> dict[str, str]:
+    """The digest of what each sampler of a source picks from; empty for a source that does not tell."""
+    contents = source.contents() if callable(getattr(source, "contents", None)) else {}
+    return {name: digest_fields(fields) for name, fields in contents.items()}
 
 
 def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
@@ -117,10 +150,22 @@ def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Differ
     for setting in dict.fromkeys((*before, *now)):
         old, new = before.get(setting, _ABSENT), now.get(setting, _ABSENT)
         level = next((level for prefix, level in _SURVIVES if setting.startswith(prefix)), None)
-        unknown_root = setting == "keys.root" and None in (old, new)
-        if level is not None and old != new and not unknown_root:
+        unknown = setting in _MAY_BE_UNKNOWN and (old in _UNKNOWN or new in _UNKNOWN)
+        if level is not None and old != new and not unknown:
             differences.append(Difference(setting, old, new, level))
+    differences = [_comparable(difference, differences) for difference in differences]
     return sorted(differences, key=lambda difference: -LEVELS.index(difference.survives))
+
+
+def _comparable(difference: Difference, all_of_them: list[Difference]) -> Difference:
+    """A program that has to differ says nothing about the training; say that it was not compared."""
+    if difference.setting != "training.program":
+        return difference
+    movers = [d.setting for d in all_of_them if d.setting.startswith(_MOVES_PROGRAM)]
+    if not movers:
+        return difference
+    reason = f"not comparable, since {movers[0]} differs"
+    return Difference(difference.setting, difference.saved, reason, "rounding")
 
 
 def surviving(differences: list[Difference]) -> str:
@@ -131,7 +176,7 @@ def surviving(differences: list[Difference]) -> str:
 def report(differences: list[Difference]) -> str:
     """The differences for a terminal, one line each, under the level that each leaves."""
     lines = []
-    for level in LEVELS:
+    for level in reversed(LEVELS):
         named = [difference for difference in differences if difference.survives == level]
         if named:
             lines.append(f"  {_MEANS[level]}:")
@@ -183,17 +228,15 @@ def _digest(contract: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _described_source(source: Any) -> dict[str, Any]:
-    if callable(getattr(source, "describe", None)):
-        return dict(source.describe())
-    return {"kind": f"{type(source).__module__}.{type(source).__qualname__}"}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _plain(value: Any) -> Any:
+    """Settings as JSON holds them; what is none of these is named by its type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -210,4 +253,5 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 64 else f"{text[:61]}..."

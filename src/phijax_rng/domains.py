@@ -83,6 +83,10 @@ class UniformDomainSampler:
         }
         return _rows.sort({"inputs": inputs, **repeated}, self.sort_axis)
 
+    def contents(self) -> dict[str, Any]:
+        """The templates, whose digest goes into the contract."""
+        return dict(self.templates)
+
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
         return {
@@ -167,6 +171,10 @@ class SpaceTimeSampler:
         bounds = jnp.asarray(self.time_bounds)
         times = _coordinates.uniform(time_key, (size,), bounds[0], bounds[1])
         return _rows.sort({**rows, "inputs": rows["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis)
+
+    def contents(self) -> dict[str, Any]:
+        """The rows, whose digest goes into the contract."""
+        return dict(self.fields)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""

@@ -23,6 +23,28 @@ class RunExistsError(ValueError):
     """A fresh run was asked for in a directory that already holds one."""
 
 
+class SaveError(OSError):
+    """A checkpoint could not be written; what training reached is not lost.
+
+    Attributes:
+        step: the step that is not on disk.
+        state: the last `TrainState`, when the error comes out of a trainer; else `None`.
+    """
+
+    def __init__(self, message: str, *, step: int | None):
+        super().__init__(message)
+        self.step = step
+        self.state: Any = None
+
+
+class DirectoryInUseError(RuntimeError):
+    """Another process, or another object of this one, writes to this directory."""
+
+
+class ImpureSourceError(ValueError):
+    """A source answered one step in two ways."""
+
+
 class NonFiniteError(FloatingPointError):
     """A loss or the updated model became NaN or infinite.
 

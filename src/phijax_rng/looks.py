@@ -10,8 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from phijax_rng.callbacks import Callback, Event, call, next_step
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.errors import SaveError
 from phijax_rng.loop import Chunk
+from phijax_rng.record import Record
 from phijax_rng.state import TrainState
 
 _log = logging.getLogger("phijax_rng")
@@ -25,36 +28,41 @@ class Looks:
         step: its step.
         metrics: the losses of the last update, by name.
         history: the losses of each update that completed a multiple of `log_every_n_steps`.
+        asked_to_stop: whether a callback asked for the run to stop.
     """
 
     def __init__(
         self,
         state: TrainState,
-        record: dict[str, Any],
+        record: Record,
         *,
         checkpoints: Checkpoints | None,
         display: Any,
         log_every_n_steps: int,
+        callbacks: tuple[Callback, ...] = (),
     ):
         self.state = state
         self.step = self._first = int(state.step)
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
+        self.asked_to_stop = False
         self._record = record
-        self._parent = record["run"]["parent_step"]
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
+        self._callbacks = callbacks
         self._told_of_nonfinite = False
         if checkpoints is not None:
             checkpoints.start_clock()
 
-    def next_save(self) -> int | None:
-        """The next step at which a save is asked for by its number."""
-        return None if self._checkpoints is None else self._checkpoints.next_save(self.step)
+    def next_look(self) -> int | None:
+        """The next step at which a save or a callback is asked for by its number."""
+        save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
+        wanted = (save, next_step(self._callbacks, self.step))
+        return min((step for step in wanted if step is not None), default=None)
 
     def take(self, chunk: Chunk) -> None:
-        """Notes and shows what a chunk gave, and saves if a save is due."""
+        """Notes and shows what a chunk gave, calls whose step it is, and saves if a save is due."""
         self.state, self.step = chunk.state, chunk.step
         if chunk.step == chunk.start:
             return
@@ -62,28 +70,31 @@ class Looks:
         self.history += _logged(chunk, self._every)
         self._tell_of_nonfinite(chunk)
         self._display.show(self.step, self.metrics)
+        if self._callbacks:
+            event = Event.of(self.state, self.metrics)
+            self.asked_to_stop = call(self._callbacks, event) or self.asked_to_stop
         if self._checkpoints is not None and self._checkpoints.is_due(self.step):
-            self._save()
+            self.save()
 
     def finish(self) -> None:
         """The last save, waited for, and the end of the display."""
-        try:
-            if self._checkpoints is not None:
-                self._save()
-                self._checkpoints.close()
-        finally:
-            self._display.close()
+        self._end(save=True)
 
     def abandon(self) -> None:
         """After an error: saves what the updates before it reached, if the error left it alive."""
-        alive = not any(
-            leaf.is_deleted() for leaf in jax.tree.leaves(self.state) if isinstance(leaf, jax.Array)
-        )
+        arrays = [leaf for leaf in jax.tree.leaves(self.state) if isinstance(leaf, jax.Array)]
+        alive = not any(leaf.is_deleted() for leaf in arrays)
+        self._end(save=alive and self.step > self._first)
+
+    def _end(self, *, save: bool) -> None:
         try:
             if self._checkpoints is not None:
-                if alive and self.step > self._first:
-                    self._save()
-                self._checkpoints.close()
+                if save:
+                    self.save()
+                self._checkpoints.wait()
+        except SaveError as error:
+            error.state = self.state
+            raise
         finally:
             self._display.close()
 
@@ -94,13 +105,17 @@ class Looks:
             return "no checkpoint was saved"
         return f"the checkpoint at step {step} in {self._checkpoints.directory} stands"
 
-    def _save(self) -> None:
-        assert self._checkpoints is not None
-        self._checkpoints.wait()
-        if self.step not in self._checkpoints.steps:
-            lineage = {**self._record["run"], "parent_step": self._parent}
-            self._checkpoints.save(self.state, {**self._record, "run": lineage})
-            self._parent = self.step
+    def save(self) -> None:
+        """Saves the state as it stands, unless it is on disk already."""
+        if self._checkpoints is None:
+            return
+        try:
+            self._checkpoints.wait()
+            if self.step not in self._checkpoints.steps:
+                self._checkpoints.save(self.state, self._record.at(self.state))
+        except SaveError as error:
+            error.state = self.state
+            raise
 
     def _tell_of_nonfinite(self, chunk: Chunk) -> None:
         if chunk.nonfinite.any() and not self._told_of_nonfinite:

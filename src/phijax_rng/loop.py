@@ -28,6 +28,7 @@ import numpy as np
 from phijax_rng import _checks, keys
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.module import StepOutput
+from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TOTAL, TrainStep
 
@@ -39,6 +40,8 @@ POLICIES = ("raise", "skip", "ignore")
 CAPACITY = 4096
 
 _MAX_KEPT = 32
+
+_SECONDS_BETWEEN_CHECKS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ class TrainLoop:
         *,
         on_nonfinite: str = "raise",
         device: Any = None,
+        while_compiling: Callable[[], None] = lambda: None,
     ):
         """Traces and compiles; a program that this process has compiled before is not compiled again.
 
@@ -87,6 +91,7 @@ class TrainLoop:
             on_nonfinite: `"raise"` stops before the first update that is not finite and raises;
                 `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` goes on.
             device: where to run; the default device for `None`.
+            while_compiling: called every now and then until the program is compiled.
 
         Raises:
             TypeError: `state` is not a `TrainState`.
@@ -109,7 +114,7 @@ class TrainLoop:
         lowered = program.lower(*arguments)
         self.names = recorded.names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-        self._executable = _compiled(lowered, self.program, self._sharding)
+        self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
 
     def place(self, state: TrainState) -> TrainState:
         """A copy of `state` on the loop's device, strong-typed, that `run` may consume."""
@@ -240,7 +245,7 @@ def _guarded_update(
 ) -> tuple[TrainState, list[jax.Array], jax.Array]:
     """One update; its record, the last entry whether all was finite; and whether to stop."""
     source = rebuild(leaves)
-    batches = source(state.step, state.sampler_state) if state.sampler_state else source(state.step)
+    batches = ask(source, state.step, state.sampler_state)
     advanced, key = advance(state)
     updated, output = train_step(advanced, batches, key)
     losses = [jnp.asarray(value) for value in output.losses.values()]
@@ -318,11 +323,13 @@ _kept: "collections.OrderedDict[Any, jax.stages.Compiled]" = collections.Ordered
 _kept_lock = threading.Lock()
 
 
-def _compiled(lowered: jax.stages.Lowered, program: str, sharding: Any) -> jax.stages.Compiled:
+def _compiled(
+    lowered: jax.stages.Lowered, program: str, sharding: Any, meanwhile: Callable[[], None]
+) -> jax.stages.Compiled:
     """The executable of this program, from this process's store if it is there."""
     if jax.config.values.get("jax_use_simplified_jaxpr_constants"):
         # Captured arrays are then not part of the text, and the digest would not see them change.
-        return lowered.compile()
+        return _compile(lowered, meanwhile)
     output = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(lowered.out_info))
     settings = tuple(sorted((name, repr(value)) for name, value in jax.config.values.items()))
     name = (program, sharding, lowered.in_tree, lowered.out_tree, output, settings)
@@ -330,12 +337,32 @@ def _compiled(lowered: jax.stages.Lowered, program: str, sharding: Any) -> jax.s
         if name in _kept:
             _kept.move_to_end(name)
             return _kept[name]
-    executable = lowered.compile()
+    executable = _compile(lowered, meanwhile)
     with _kept_lock:
         _kept[name] = executable
         while len(_kept) > _MAX_KEPT:
             _kept.popitem(last=False)
     return executable
+
+
+def _compile(lowered: jax.stages.Lowered, meanwhile: Callable[[], None]) -> jax.stages.Compiled:
+    """Compiles in a thread of its own, so that this one can answer a signal."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(lowered.compile())
+        except BaseException as error:  # raised again by the thread that waits
+            outcome.append(error)
+
+    worker = threading.Thread(target=work, name="phijax_rng-compile", daemon=True)
+    worker.start()
+    while worker.is_alive():
+        worker.join(_SECONDS_BETWEEN_CHECKS)
+        meanwhile()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 class Pace:

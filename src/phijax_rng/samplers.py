@@ -27,8 +27,9 @@ from phijax_rng.pools import as_fields
 class Sampler(Protocol):
     """Draws rows from this step's key alone.
 
-    Two optional members: `check_size(size, name)` raises on a size it cannot serve, before anything
-    is traced; `describe()` returns plain data for the contract. A sampler of a finite pool accepts
+    Optional members: `check_size(size, name)` raises on a size it cannot serve, before anything is
+    traced; `describe()` returns plain data and `contents()` arrays for the contract; `fixed = True` says
+    that every step gets the same rows. A sampler of a finite pool accepts
     the size `"all"`, and says so by a `num_rows` attribute.
     """
 
@@ -134,6 +135,10 @@ class RandomRowSampler:
             indices = _rows.draw_indices(key, int(size), self.num_rows, self.replace, self.method)
             rows = _rows.take(self.fields, indices)
         return _rows.sort(rows, self.sort_axis)
+
+    def contents(self) -> dict[str, Any]:
+        """The rows, whose digest goes into the contract."""
+        return dict(self.fields)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""

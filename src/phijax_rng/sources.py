@@ -49,8 +49,9 @@ class NamedBatchSource:
     """`step -> {name: {field: rows}}`, one sampler for each name.
 
     A pytree that keeps declaration order through `jit`, `scan`, `vmap`, `tree.map`, pickling and copying;
-    its leaves are the samplers' arrays and the key. Called with an int it runs a program that is
-    compiled once; called with a traced step it is traced into the caller's program.
+    its leaves are the samplers' arrays and the key (a sampler that is no pytree is static). Called
+    with an int it runs a program that is compiled once; called with a traced step it is traced into
+    the caller's program.
 
     Attributes:
         names: the samplers' names, in declaration order.
@@ -81,7 +82,7 @@ class NamedBatchSource:
         sizes = _checked_sizes(samplers, batch_sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "key", keys.require_key(key, "key"))
-        object.__setattr__(self, "_samplers", tuple(samplers[name] for name in names))
+        object.__setattr__(self, "_samplers", tuple(_held(samplers[name]) for name in names))
         object.__setattr__(self, "_sizes", tuple(sizes[name] for name in names))
 
     @classmethod
@@ -129,7 +130,7 @@ class NamedBatchSource:
     @property
     def samplers(self) -> dict[str, Any]:
         """The samplers by name, in declaration order."""
-        return dict(zip(self.names, self._samplers, strict=True))
+        return dict(zip(self.names, map(_sampler, self._samplers), strict=True))
 
     @property
     def batch_sizes(self) -> dict[str, BatchSize]:
@@ -211,8 +212,16 @@ class NamedBatchSource:
             "kind": "NamedBatchSource",
             "samplers": [
                 {"name": name, "size": size, **_described(sampler)}
-                for name, sampler, size in zip(self.names, self._samplers, self._sizes, strict=True)
+                for (name, sampler), size in zip(self.samplers.items(), self._sizes, strict=True)
             ],
+        }
+
+    def contents(self) -> dict[str, Any]:
+        """What the samplers pick from, by name; digested for the contract."""
+        return {
+            name: sampler.contents()
+            for name, sampler in self.samplers.items()
+            if callable(getattr(sampler, "contents", None))
         }
 
     def __repr__(self) -> str:
@@ -227,6 +236,11 @@ class NamedBatchSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "key": keys.from_fingerprint(state["key"])}.items():
             object.__setattr__(self, name, value)
+
+
+def ask(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Any:
+    """The batch of a step from any source, with the samplers' state where there is one."""
+    return source(step, sampler_state) if sampler_state else source(step)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -262,8 +276,7 @@ def _draw(source: NamedBatchSource, step: Step, sampler_state: Mapping[str, Any]
     step_key = keys.step_key(source.key, step)
     split = _split(step_key, len(source.names))
     batches = {}
-    parts = zip(source.names, source._samplers, source._sizes, split, strict=True)
-    for name, sampler, size, key in parts:
+    for (name, sampler), size, key in zip(source.samplers.items(), source._sizes, split, strict=True):
         if isinstance(sampler, StepSampler):
             own_key = keys.stream(source.key, "sampler", name)
             batches[name] = sampler.sample_at(own_key, step, size)
@@ -289,8 +302,32 @@ def _compiled_draw(structure: Any) -> Callable[..., Any]:
 def _sample(source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar) -> tuple[Any, ...]:
     split = _split(key, len(source.names))
     return tuple(
-        sampler.sample(own, size) for sampler, size, own in zip(source._samplers, sizes, split, strict=True)
+        sampler.sample(own, size)
+        for sampler, size, own in zip(source.samplers.values(), sizes, split, strict=True)
     )
+
+
+class _Same:
+    """A value that equals itself alone, whatever its own `==` says: fit to be static."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+@_pytrees.record(data=(), meta=("holder",))
+class _Opaque:
+    """A sampler that is no pytree: its arrays are constants of the programs that draw from it."""
+
+    def __init__(self, sampler: Any):
+        self.holder = _Same(sampler)
+
+
+def _held(sampler: Any) -> Any:
+    return _Opaque(sampler) if jax.tree_util.all_leaves([sampler]) else sampler
+
+
+def _sampler(held: Any) -> Any:
+    return held.holder.value if isinstance(held, _Opaque) else held
 
 
 def _split(key: KeyScalar, count: int) -> list[KeyScalar]:

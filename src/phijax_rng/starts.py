@@ -15,12 +15,14 @@ So one command line with `resume="auto"` always continues, however often it is k
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng import _checks, keys
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.errors import RunExistsError
+from phijax_rng.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Start:
 
     Attributes:
         checkpoints: what to restore from, or `None` for a fresh run.
-        step: the step to restore, or `None` for a fresh run.
+        step: the step to restore; `None` for the newest intact one, or a fresh run.
         weights_only: whether only the model state is taken from there.
         own: whether it is this trainer's own run that goes on.
     """
@@ -43,6 +45,49 @@ class Start:
     def continues(self) -> bool:
         """Whether keys and step come from a checkpoint."""
         return self.checkpoints is not None and not self.weights_only
+
+    def root(self) -> Any:
+        """The root key that the run to be continued was started from.
+
+        Raises:
+            ValueError: it is not recorded.
+        """
+        assert self.checkpoints is not None
+        known = self.checkpoints.readable_contract(self.step).get("keys", {}).get("root")
+        if known is None:
+            raise ValueError(
+                "seed=None takes the checkpoint's seed, and this checkpoint records none. Pass the seed."
+            )
+        return keys.from_fingerprint(known)
+
+    def restore(self, fresh: TrainState) -> "Restored":
+        """The state to start from, and the contract it was saved with.
+
+        A named step must be intact; without one, damaged steps are passed over with a warning.
+        """
+        if self.checkpoints is None:
+            return Restored(fresh, {}, None)
+        if self.step is None:
+            state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
+        else:
+            step = self.step
+            state = self.checkpoints.restore(fresh, step, weights_only=self.weights_only)
+        return Restored(state, self.checkpoints.contract(step), step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a run starts from.
+
+    Attributes:
+        state: the train state.
+        contract: the contract it was saved with; empty for a fresh run.
+        step: the step it was saved at; `None` for a fresh run.
+    """
+
+    state: TrainState
+    contract: Mapping[str, Any]
+    step: int | None
 
 
 def decide(
@@ -72,15 +117,21 @@ def decide(
     if resume is True or (resume == "auto" and held is not None):
         assert checkpoints is not None
         step = None if resume == "auto" else ckpt_step
-        return Start(checkpoints, checkpoints.existing(step), own=True)
+        return Start(checkpoints, _explicit(checkpoints, step), own=True)
     if held is not None:
         raise RunExistsError(
             f"{checkpoints.directory} holds a run at step {held}, and a fresh one was asked for. "  # type: ignore[union-attr]
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
     if elsewhere is not None:
-        return Start(elsewhere, elsewhere.existing(ckpt_step), weights_only)
+        return Start(elsewhere, _explicit(elsewhere, ckpt_step), weights_only)
     return Start()
+
+
+def _explicit(checkpoints: Checkpoints, step: int | None) -> int | None:
+    """`step`, which must be there; with `None` there must be one at all."""
+    found = checkpoints.existing(step)
+    return None if step is None else found
 
 
 def _last(resume: bool | str) -> bool:

@@ -11,20 +11,21 @@ import contextlib
 import dataclasses
 import signal
 import time
-import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phijax_rng import _checks, contract, keys, starts
+from phijax_rng import _checks, contract, environment, keys, starts
 from phijax_rng.balancers import LossBalancer
+from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.errors import NonFiniteError, RunChangedError
+from phijax_rng.errors import NonFiniteError
 from phijax_rng.feeds import make_feed
 from phijax_rng.looks import Looks
 from phijax_rng.loop import POLICIES, Pace, TrainLoop, default_device
 from phijax_rng.module import DataModule, LossModule
 from phijax_rng.progress import make_progress
+from phijax_rng.purity import check_source
+from phijax_rng.record import Record
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
@@ -65,6 +66,7 @@ class Trainer:
     Attributes:
         max_steps: the global step at which training ends, whatever a call starts from.
         checkpoints: where the run is kept; `None` to keep nothing.
+        callbacks: who looks in at the steps they ask for; see `callbacks`.
         log_every_n_steps: how many updates between two entries of the history.
         progress: whether to show a bar (on a terminal) or lines (elsewhere) on standard error.
         on_nonfinite: what to do when a loss or an updated leaf is not finite: `"raise"` keeps the last
@@ -82,6 +84,7 @@ class Trainer:
     max_steps: int
     _: dataclasses.KW_ONLY
     checkpoints: Checkpoints | None = None
+    callbacks: tuple[Callback, ...] = ()
     log_every_n_steps: int = 100
     progress: bool = True
     on_nonfinite: str = "raise"
@@ -95,6 +98,7 @@ class Trainer:
         _checks.flag(self.progress, "progress")
         _checks.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
         _checks.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
+        object.__setattr__(self, "callbacks", checked(self.callbacks))
         Pace(self.chunk_size)
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(
@@ -142,25 +146,24 @@ class Trainer:
         _require_datamodule(datamodule)
         _require_optimizer(optimizer)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
-        start = self._start(resume, ckpt_path, ckpt_step, weights_only)
-        saved = _saved_contract(start)
-        root = _root(seed, saved)
-        streams = keys.split_root(root)
-        with StopSignals() as signals, _prepared(datamodule):
-            balancer_state = {} if balancer is None else balancer.initialize()
-            fresh = initialize_train_state(module.init(streams.model), optimizer, balancer_state, streams)
-            state = _restored(start, fresh, on_change)
-            run = _Run(
-                module=module,
-                train_step=LossTrainStep(module, optimizer, balancer),
-                given=fresh,
-                state=state,
-                source=datamodule.train_batch_source(module.batch_keys, state.sampling_key),
-                batch_keys=module.batch_keys,
-                loss_names=_loss_names(module, balancer),
-                root=root,
-            )
-            return self._train(run, start, saved, on_change, signals)
+        with StopSignals() as signals, self._begun(resume, ckpt_path, ckpt_step, weights_only) as start:
+            root = start.root() if seed is None and start.continues else keys.root_key(seed)
+            streams = keys.split_root(root)
+            with _prepared(datamodule):
+                balancer_state = {} if balancer is None else balancer.initialize()
+                model_state = module.init(streams.model)
+                fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
+                restored = _on_own_streams(start.restore(fresh), fresh, on_change)
+                run = _Run(
+                    module=module,
+                    train_step=LossTrainStep(module, optimizer, balancer),
+                    streams=fresh,
+                    state=restored.state,
+                    source=datamodule.train_batch_source(module.batch_keys, restored.state.sampling_key),
+                    training=_described_training(module, optimizer, balancer, fresh),
+                    root=root,
+                )
+                return self._train(run, start, restored, on_change, signals)
 
     def fit_state(
         self,
@@ -201,54 +204,69 @@ class Trainer:
         if source is None:
             _require_datamodule(datamodule)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
-        start = self._start(resume, ckpt_path, ckpt_step, weights_only)
-        saved = _saved_contract(start)
-        batch_keys = getattr(module, "batch_keys", ())
-        with StopSignals() as signals, _prepared(datamodule):
-            given, state = state, _restored(start, state, on_change)
+        with (
+            StopSignals() as signals,
+            self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
+            _prepared(datamodule),
+        ):
+            restored = _on_own_streams(start.restore(state), state, on_change)
             if datamodule is not None:
-                source = datamodule.train_batch_source(batch_keys, state.sampling_key)
+                batch_keys = getattr(module, "batch_keys", ())
+                source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
             run = _Run(
                 module=module,
                 train_step=train_step or LossTrainStep(module, optimizer, balancer),
-                given=given,
-                state=state,
+                streams=state,
+                state=restored.state,
                 source=source,
-                batch_keys=batch_keys,
-                loss_names=None if train_step else _loss_names(module, balancer),
+                training=_described_training(module, optimizer or train_step, balancer, state),
                 root=None,
             )
-            return self._train(run, start, saved, on_change, signals)
+            return self._train(run, start, restored, on_change, signals)
 
-    def _start(self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any) -> starts.Start:
-        return starts.decide(
+    @contextlib.contextmanager
+    def _begun(
+        self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any
+    ) -> Iterator[starts.Start]:
+        """Where to start, with the trainer's directory locked until the run has ended."""
+        start = starts.decide(
             self.checkpoints,
             resume=resume,
             ckpt_path=ckpt_path,
             ckpt_step=ckpt_step,
             weights_only=weights_only,
         )
+        if self.checkpoints is None:
+            yield start
+            return
+        self.checkpoints.lock()
+        with self.checkpoints:
+            yield start
 
     def _train(
-        self, run: "_Run", start: starts.Start, saved: Any, on_change: str, signals: StopSignals
+        self,
+        run: "_Run",
+        start: starts.Start,
+        restored: starts.Restored,
+        on_change: str,
+        signals: StopSignals,
     ) -> FitResult:
         """Runs from the state's step to `max_steps`, saving on the way and on every way out."""
         first = int(run.state.step)
         run = run.placed(self.device)
-        record = _contract_of(run, start, saved)
-        _settle(contract.compare(saved, record) if saved else [], record, first, on_change)
-        if start.own and self.checkpoints is not None:
-            self.checkpoints.supersede_after(first)
+        record = Record(run.contract(self), run.source, start, restored, on_change)
+        record.refuse_early()
         looks = Looks(
             run.state,
             record,
             checkpoints=self.checkpoints,
             display=make_progress(self.progress, first, self.max_steps),
             log_every_n_steps=self.log_every_n_steps,
+            callbacks=self.callbacks,
         )
         signals.standing = looks.standing
         try:
-            self._advance(run, looks, signals)
+            self._advance(run, looks, record, signals)
         except NonFiniteError as error:
             looks.take(error.chunk)
             looks.finish()
@@ -261,45 +279,57 @@ class Trainer:
             raise SystemExit(128 + signal.SIGTERM)
         return _result(run, looks, first, self.max_steps, signals.received is not None)
 
-    def _advance(self, run: "_Run", looks: Looks, signals: StopSignals) -> None:
-        """The compiled loop, one chunk after the other."""
-        if looks.step >= self.max_steps or signals.received is not None:
+    def _advance(self, run: "_Run", looks: Looks, record: Record, signals: StopSignals) -> None:
+        """Compiles, settles what changed, and runs the loop, one chunk after the other."""
+        if looks.step >= self.max_steps:
+            record.settle(run.state, None)
             return
+        if signals.received is not None:
+            return
+        check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps)
         try:
-            _require_batches(feed.source, run.batch_keys)
+            _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
                 run.train_step,
                 run.state,
                 feed.source,
                 on_nonfinite=self.on_nonfinite,
                 device=self.device,
+                while_compiling=lambda: looks.save() if signals.received is not None else None,
             )
-            state, pace = loop.place(run.state), Pace(self.chunk_size)
-            while looks.step < self.max_steps and signals.received is None:
-                source, end = feed.at(looks.step)
-                bounds = (self.max_steps, end, looks.next_save())
-                bound = min(bound for bound in bounds if bound is not None)
-                began = time.perf_counter()
-                chunk = loop.run(state, looks.step + pace.next_count(bound - looks.step), source)
-                pace.measured(chunk.step - looks.step, time.perf_counter() - began)
-                state = chunk.state
-                looks.take(chunk)
+            record.settle(run.state, loop.program)
+            if record.own and self.checkpoints is not None:
+                self.checkpoints.supersede_after(looks.step)
+            self._loop(loop, feed, looks, loop.place(run.state), signals)
         finally:
             feed.close()
+
+    def _loop(
+        self, loop: TrainLoop, feed: Any, looks: Looks, state: TrainState, signals: StopSignals
+    ) -> None:
+        pace = Pace(self.chunk_size)
+        while looks.step < self.max_steps and not looks.asked_to_stop and signals.received is None:
+            source, end = feed.at(looks.step)
+            bounds = (self.max_steps, end, looks.next_look())
+            bound = min(bound for bound in bounds if bound is not None)
+            began = time.perf_counter()
+            chunk = loop.run(state, looks.step + pace.next_count(bound - looks.step), source)
+            pace.measured(chunk.step - looks.step, time.perf_counter() - began)
+            state = chunk.state
+            looks.take(chunk)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """The parts of a run that the loop needs."""
+    """The parts of a run: `streams` holds the keys that this call asked for."""
 
     module: Any
     train_step: TrainStep
-    given: TrainState
+    streams: TrainState
     state: TrainState
     source: Any
-    batch_keys: tuple[str, ...]
-    loss_names: tuple[str, ...] | None
+    training: Mapping[str, Any]
     root: Any
 
     def placed(self, device: Any) -> "_Run":
@@ -307,6 +337,17 @@ class _Run:
         if not callable(getattr(self.source, "prepare", None)):
             return self
         return dataclasses.replace(self, source=self.source.prepare(device or default_device()))
+
+    def contract(self, trainer: Trainer) -> dict[str, Any]:
+        """What this run promises, as far as it is known before it compiles."""
+        return contract.build(
+            root=self.root,
+            sampling_key=self.streams.sampling_key,
+            balancer_key=self.streams.balancer_key,
+            source=self.source,
+            training={**self.training, "on_nonfinite": trainer.on_nonfinite},
+            environment=environment.describe(trainer.device or default_device()),
+        )
 
 
 def _result(run: _Run, looks: Looks, first: int, max_steps: int, signalled: bool) -> FitResult:
@@ -340,91 +381,39 @@ def _hook(datamodule: Any, name: str, *arguments: str) -> None:
         hook(*arguments)
 
 
-def _root(seed: Any, saved: Mapping[str, Any] | None) -> Any:
-    """The root key; a resume without a seed takes the checkpoint's."""
-    if seed is None and saved is not None:
-        known = saved["keys"]["root"]
-        if known is None:
-            raise ValueError(
-                "seed=None takes the checkpoint's seed, and this checkpoint records none. Pass the seed."
-            )
-        return keys.from_fingerprint(known)
-    return keys.root_key(seed)
-
-
-def _saved_contract(start: starts.Start) -> dict[str, Any] | None:
-    """The contract of the run that goes on, or `None`."""
-    if not start.continues:
-        return None
-    assert start.checkpoints is not None
-    return start.checkpoints.contract(start.step) or None
-
-
-def _restored(start: starts.Start, fresh: TrainState, on_change: str) -> TrainState:
-    """The state to start from. With `on_change="warn"` a run's own streams win over the checkpoint's."""
-    if start.checkpoints is None:
-        return fresh
-    state = start.checkpoints.restore(fresh, start.step, weights_only=start.weights_only)
-    if on_change == "warn" and _streams(state) != _streams(fresh):
-        state = state.replace(
-            rng_key=fresh.rng_key, sampling_key=fresh.sampling_key, balancer_key=fresh.balancer_key
-        )
-    return state
+def _on_own_streams(restored: starts.Restored, fresh: TrainState, on_change: str) -> starts.Restored:
+    """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
+    if on_change == "error" or _streams(restored.state) == _streams(fresh):
+        return restored
+    state = restored.state.replace(
+        rng_key=fresh.rng_key, sampling_key=fresh.sampling_key, balancer_key=fresh.balancer_key
+    )
+    return dataclasses.replace(restored, state=state)
 
 
 def _streams(state: TrainState) -> tuple[str, str]:
     return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
 
 
-def _contract_of(run: _Run, start: starts.Start, saved: Mapping[str, Any] | None) -> dict[str, Any]:
-    before = dict((saved or {}).get("run", {}))
-    lineage = {
-        "id": before["id"] if start.own and "id" in before else uuid.uuid4().hex,
-        "parent_step": start.step if start.own else None,
-        "origin": before.get("origin") if start.own else _origin(start, before),
-        "changes": list(before.get("changes", [])),
-    }
-    return contract.build(
-        root=run.root,
-        sampling_key=run.given.sampling_key,
-        balancer_key=run.given.balancer_key,
-        source=run.source,
-        loss_names=run.loss_names,
-        run=lineage,
-    )
-
-
-def _origin(start: starts.Start, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    if start.checkpoints is None:
-        return None
+def _described_training(module: Any, optimizer: Any, balancer: Any, state: TrainState) -> dict[str, Any]:
+    names = getattr(module, "loss_names", None) or getattr(balancer, "loss_names", None)
     return {
-        "directory": str(start.checkpoints.directory),
-        "step": start.step,
-        "weights_only": start.weights_only,
-        "id": before.get("id"),
+        "module": getattr(module, "name", type(module).__qualname__),
+        "losses": None if names is None else list(names),
+        "balancer": None if balancer is None else contract.describe_part(balancer),
+        "optimizer": _kinds(state.optimizer_state),
     }
 
 
-def _settle(
-    differences: list[contract.Difference], record: dict[str, Any], step: int, on_change: str
-) -> None:
-    """Refuses, warns of, or passes over what changed since the save; records what it lets pass."""
-    if not differences:
-        return
-    level = contract.surviving(differences)
-    text = f"resuming at step {step} changes the run:\n{contract.report(differences)}"
-    if level in contract.REFUSED_LEVELS and on_change == "error":
-        raise RunChangedError(
-            f"{text}\nUndo the change, pass on_change='warn' to go on with it, or start a fresh run."
-        )
-    record["run"]["changes"].append(
-        {"step": step, "survives": level, "settings": [dataclasses.asdict(d) for d in differences]}
-    )
-    warnings.warn(text, UserWarning, stacklevel=4)
-
-
-def _loss_names(module: Any, balancer: Any) -> tuple[str, ...] | None:
-    return module.loss_names or (balancer.loss_names if balancer is not None else None)
+def _kinds(optimizer_state: Any) -> list[str]:
+    """The names of the records in an optimizer's state, from the outside in."""
+    if isinstance(optimizer_state, Mapping):
+        return [kind for entry in optimizer_state.values() for kind in _kinds(entry)]
+    if not isinstance(optimizer_state, (tuple, list)):
+        return []
+    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
+    # Below the records lie the user's parameters, which the restore compares leaf by leaf.
+    return own or [kind for entry in optimizer_state for kind in _kinds(entry)]
 
 
 def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:

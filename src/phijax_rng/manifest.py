@@ -1,0 +1,157 @@
+"""The leaves of a train state as a checkpoint stores them: numbered, typed, digested.
+
+Names of parameters may hold any character, so arrays are stored by number; the manifest says which
+leaf each number is, with dtype (of keys, the implementation) and shape. Nothing is cast: a restored
+leaf has the manifest's type or the restore is refused.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import keys
+from phijax_rng.digest import digest_leaves
+from phijax_rng.errors import CheckpointMismatchError
+from phijax_rng.state import TrainState
+
+MODEL, REST = "model_state", "rest"
+"""The two parts of a state, stored apart so that weights can be read alone."""
+
+_MOST_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a state.
+
+    Attributes:
+        name: its number, as stored.
+        path: where it is: `model_state['dense']['kernel']`.
+        value: the array, typed key, number or abstract value.
+    """
+
+    name: str
+    path: str
+    value: Any
+
+    @property
+    def implementation(self) -> str | None:
+        """The implementation of a key; `None` for other leaves."""
+        return str(jax.random.key_impl(self.value)) if keys.is_typed_key(self.value) else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leaf's shape; a key's words are not part of it."""
+        return tuple(np.shape(self.value))
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there is anything to store: Orbax refuses arrays without elements."""
+        return 0 not in self.shape
+
+    @property
+    def dtype(self) -> str:
+        """`float32`, or `key<threefry2x32>`."""
+        return f"key<{self.implementation}>" if self.implementation else str(jnp.result_type(self.value))
+
+    def array(self) -> Any:
+        """The value as it is stored: keys as their words, numbers as arrays, NumPy arrays as copies."""
+        if self.implementation:
+            return jax.random.key_data(self.value)
+        if isinstance(self.value, jax.Array):
+            return self.value
+        return np.array(self.value, dtype=jnp.result_type(self.value))
+
+    def target(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and placement to read the stored array into."""
+        sharding = getattr(self.value, "sharding", None)
+        if sharding is None or self.implementation:
+            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        if self.implementation:
+            key = jax.ShapeDtypeStruct(self.shape, self.value.dtype)
+            words = jax.eval_shape(jax.random.key_data, key)
+            return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(self.shape, jnp.result_type(self.value), sharding=sharding)
+
+    def restored(self, array: Any) -> Any:
+        """The leaf, from the stored array; `None` for one that was not stored."""
+        if array is None:
+            return jnp.zeros(self.shape, jnp.result_type(self.value))
+        if self.implementation:
+            return jax.random.wrap_key_data(array, impl=self.implementation)
+        return array
+
+
+Parts = Mapping[str, list[Leaf]]
+
+
+def leaves_of(state: TrainState) -> dict[str, list[Leaf]]:
+    """The leaves of `model_state`, and all others, each in the order of the pytree."""
+    others = {f.name: None for f in dataclasses.fields(state) if f.name != "model_state"}
+    return {
+        MODEL: _numbered(state.replace(**others)),
+        REST: _numbered(state.replace(model_state=None)),
+    }
+
+
+def rebuild(like: TrainState, parts: Mapping[str, list[Any]]) -> TrainState:
+    """`like` with the leaves of these parts."""
+    state = like
+    if REST in parts:
+        without_model = jax.tree.structure(like.replace(model_state=None))
+        state = jax.tree.unflatten(without_model, parts[REST])
+    model_state = jax.tree.unflatten(jax.tree.structure(like.model_state), parts[MODEL])
+    return state.replace(model_state=model_state)
+
+
+def describe(parts: Parts) -> dict[str, list[list[Any]]]:
+    """Part -> [path, dtype, shape] of each leaf, as plain data."""
+    return {
+        part: [[leaf.path, leaf.dtype, list(leaf.shape)] for leaf in leaves] for part, leaves in parts.items()
+    }
+
+
+def stored_arrays(leaves: list[Leaf]) -> dict[str, Any]:
+    """The arrays to store, by number."""
+    return {leaf.name: leaf.array() for leaf in leaves if leaf.is_stored}
+
+
+def digest_stored(leaves: list[Leaf], arrays: Mapping[str, Any]) -> str:
+    """The digest of a part: path, type and shape of every leaf, and the stored bits."""
+    return digest_leaves([(f"{leaf.path}:{leaf.dtype}", _stored(leaf, arrays)) for leaf in leaves])
+
+
+def _stored(leaf: Leaf, arrays: Mapping[str, Any]) -> Any:
+    return arrays[leaf.name] if leaf.is_stored else np.empty(leaf.shape, np.uint8)
+
+
+def require_fit(step: int, saved: Mapping[str, Any], wanted: Parts) -> None:
+    """Raises `CheckpointMismatchError`, with both sides, unless each leaf is stored as it is wanted."""
+    before = {path: f"{dtype}{shape}" for part in wanted for path, dtype, shape in saved[part]}
+    now = {path: f"{dtype}{shape}" for rows in describe(wanted).values() for path, dtype, shape in rows}
+    lines = [
+        f"  {path}\n    in the checkpoint: {before.get(path, 'absent')}\n"
+        f"    in this run:       {now.get(path, 'absent')}"
+        for path in dict.fromkeys((*before, *now))
+        if before.get(path) != now.get(path)
+    ]
+    if not lines:
+        return
+    more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    mend = "model and optimizer it was saved from, or restore the weights only"
+    if REST not in wanted:
+        mend = "model it was saved from"
+    head = f"checkpoint at step {step} does not fit this run:"
+    mended = f"Build the run with the {mend}."
+    raise CheckpointMismatchError("\n".join([head, *lines[:_MOST_SHOWN], *more, mended]))
+
+
+def _numbered(state: TrainState) -> list[Leaf]:
+    return [
+        Leaf(f"{index:05d}", jax.tree_util.keystr(path).removeprefix("."), leaf)
+        for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state))
+    ]

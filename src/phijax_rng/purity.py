@@ -1,0 +1,72 @@
+"""Asks a source twice before a run trusts it.
+
+A batch must be a pure function of the step. A source that answers one step in two ways is refused;
+one that gives the same batch at every step, and does not say that it means to (`fixed = True`), is
+named in a warning: a NumPy generator that was traced freezes its first draw in just this way. The
+samplers of this package are pure by construction and are not asked.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from phijax_rng import _checks
+from phijax_rng.digest import digest
+from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
+from phijax_rng.errors import ImpureSourceError
+from phijax_rng.samplers import RandomRowSampler
+from phijax_rng.sources import NamedBatchSource, ask
+
+_PURE = (RandomRowSampler, SpaceTimeSampler, UniformDomainSampler)
+_OTHER_STEPS = 3
+
+
+def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, Any]) -> None:
+    """Raises if `source(step)` differs from itself; warns if the steps after it, below `stop`, do not.
+
+    Raises:
+        ImpureSourceError: naming the batches that differ.
+    """
+    names = _asked(source)
+    if names is not None and not names:
+        return
+    first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
+    different = [name for name in first if again.get(name) != first[name]]
+    if different:
+        raise ImpureSourceError(
+            f"source({step}) gave another {_checks.shown(different)} when asked again. "
+            "Draw from the key and the "
+            "step alone: neither a global generator nor a counter."
+        )
+    others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
+    same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
+    if same and not getattr(source, "fixed", False):
+        warnings.warn(
+            f"the source gives the same {_checks.shown(same)} at steps {step} to "
+            f"{step + len(others)}. If it means to, "
+            "let it say so with an attribute fixed = True; if not, it does not draw from the step.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _asked(source: Any) -> list[str] | None:
+    """The batches to look at; `None` for all of them."""
+    if not isinstance(source, NamedBatchSource):
+        return None
+    return [
+        name
+        for name, sampler in source.samplers.items()
+        if not isinstance(sampler, _PURE)
+        and source.batch_sizes[name] != "all"
+        and not getattr(sampler, "fixed", False)
+    ]
+
+
+def _digests(
+    source: Any, step: int, sampler_state: Mapping[str, Any], names: list[str] | None
+) -> dict[str, str]:
+    batch = ask(source, step, sampler_state)
+    if not isinstance(batch, Mapping):
+        return {"batch": digest(batch)}
+    return {name: digest(batch[name]) for name in (batch if names is None else names)}
