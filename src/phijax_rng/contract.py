@@ -3,7 +3,7 @@
 A contract is plain data, kept as canonical JSON with its own SHA-256 beside the state:
 
     schema, derivation             how to read the rest
-    keys       root sampling balancer          fingerprints; root is null where it is not known
+    keys       root sampling balancer source   fingerprints; root is null where it is not known
     source     kind, samplers in order         names, kinds, sizes, dtypes, options
     contents   sampler name -> digest          what is in the pools
     canary     digest of the next batch        drawn again on a resume
@@ -69,7 +69,7 @@ _ABSENT = "(absent)"
 _UNKNOWN = (None, _ABSENT)
 
 # A state may come without its root, and a save may come before the program is compiled.
-_MAY_BE_UNKNOWN = ("keys.root", "training.program")
+_MAY_BE_UNKNOWN = ("keys.root", "keys.source", "training.program")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,20 @@ def build(
             "root": None if root is None else keys.fingerprint(root),
             "sampling": keys.fingerprint(sampling_key),
             "balancer": keys.fingerprint(balancer_key),
+            **_own_key(source),
         },
         "source": describe_part(source),
         "training": dict(training),
         **{name: dict(entries) for name, entries in environment.items()},
     }
+
+
+def _own_key(source: Any) -> dict[str, str]:
+    """The key that the source itself draws from, where it shows one."""
+    key = getattr(source, "key", None)
+    if key is None or not keys.is_typed_key(key):
+        return {}
+    return {"source": keys.fingerprint(key)}
 
 
 def describe_part(part: Any) -> dict[str, Any]:

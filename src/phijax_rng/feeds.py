@@ -49,6 +49,7 @@ class HostFeed:
         self._stop = stop
         first = source(start)
         self._count = _stack_size(first)
+        self._names = tuple(first) if isinstance(first, Mapping) else None
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-feed")
         self._start = start
         self.source = self._stacked(start, first)
@@ -70,13 +71,11 @@ class HostFeed:
         if not steps:
             return None
         batches = [first if first is not None and step == start else self._ask(step) for step in steps]
+        columns = [_columns(batch, self._names, step) for batch, step in zip(batches, steps, strict=True)]
         # The stack's size is part of the program; what fills it up behind the last step is never read.
-        batches += [batches[-1]] * (self._count - len(batches))
-        names = tuple(batches[0]) if isinstance(batches[0], Mapping) else None
-        columns = [_columns(batch, names, step) for batch, step in zip(batches, steps, strict=False)]
         columns += [columns[-1]] * (self._count - len(columns))
-        stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *columns)
-        return StackedBatches(np.int32(start), stacked, names)
+        stacked = jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
+        return StackedBatches(np.int32(start), stacked, self._names)
 
 
 @_pytrees.record(data=("start", "batches"), meta=("names",))
@@ -125,6 +124,18 @@ def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
             "Return the same names at every step."
         )
     return tuple(batch[name] for name in names)
+
+
+def _stack(leaves: tuple[Any, ...], start: int) -> np.ndarray[Any, Any]:
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for index, array in enumerate(arrays):
+        if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
+            raise ValueError(
+                f"source({start + index}) must have the shapes and dtypes of the step before, got "
+                f"{array.dtype}{list(array.shape)} after {arrays[0].dtype}{list(arrays[0].shape)}. "
+                "Return batches of one size."
+            )
+    return np.stack(arrays)
 
 
 def _stack_size(batch: Any) -> int:

@@ -123,7 +123,7 @@ def seed_of(root: KeyScalar) -> int | None:
     >>> seed_of(root_key(2**40 + 5)) == 2**40 + 5
     True
     """
-    if _implementation(root) != "threefry2x32":
+    if implementation_of(root) != "threefry2x32":
         return None
     high, low = _words(root)
     return high << 32 | low
@@ -232,7 +232,7 @@ def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
             raise TypeError(f"keys must be an array of typed keys, got {keys!r}. Use jax.random.split.")
         if keys.ndim == 0:
             raise ValueError("keys must have a leading axis, got one key. Split it first.")
-        if _implementation(keys) != "rbg":
+        if implementation_of(keys) != "rbg":
             return jax.vmap(fn, in_axes=axes)(keys, *args)
         over = [arg for arg, axis in zip(args, axes[1:], strict=True) if axis == 0]
 
@@ -257,7 +257,7 @@ def fingerprint(key: KeyScalar) -> str:
     key = require_key(key, "key")
     if isinstance(key, jax.core.Tracer):
         raise TypeError("key must be known to be shown, got a tracer. Take its fingerprint outside jit.")
-    return f"{_implementation(key)}:{'-'.join(str(word) for word in _words(key))}"
+    return f"{implementation_of(key)}:{'-'.join(str(word) for word in _words(key))}"
 
 
 def from_fingerprint(text: str) -> KeyScalar:
@@ -286,13 +286,22 @@ def is_typed_key(value: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def implementation_of(keys: Any) -> str:
+    """The implementation of typed keys, traced or not, or of an abstract value of them."""
+    if isinstance(keys, jax.ShapeDtypeStruct):
+        found: list[str] = []
+        jax.eval_shape(lambda traced: found.append(str(jax.random.key_impl(traced))), keys)
+        return found[0]
+    return str(jax.random.key_impl(keys))
+
+
 def require_key(value: Any, name: str) -> KeyScalar:
     """`value`, if it is one typed key (traced or not) of a tested implementation."""
     if not is_typed_key(value):
         raise TypeError(
             f"{name} must be one typed JAX key, got {value!r}. Make one with keys.root_key(seed)."
         )
-    implementation = _implementation(value)
+    implementation = implementation_of(value)
     if implementation not in TESTED_IMPLEMENTATIONS:
         reason = _REFUSED.get(implementation, "it is not one of those tested here")
         raise ValueError(
@@ -309,7 +318,7 @@ def require_key(value: Any, name: str) -> KeyScalar:
 
 def require_same_implementation(**named: KeyScalar) -> None:
     """Raises `ValueError` unless all these keys are of one implementation."""
-    found = {name: _implementation(key) for name, key in named.items()}
+    found = {name: implementation_of(key) for name, key in named.items()}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} is {kind!r}" for name, kind in found.items())
         raise ValueError(f"the keys of one state must share an implementation; {listed}. Use one root.")
@@ -340,10 +349,6 @@ def _fold_words(key: KeyScalar, words: Any) -> KeyScalar:
 
 def _wrap(words: np.ndarray[Any, Any], implementation: str) -> KeyScalar:
     return jax.random.wrap_key_data(jnp.asarray(words), impl=implementation)
-
-
-def _implementation(key: Any) -> str:
-    return str(jax.random.key_impl(key))
 
 
 def _words(key: KeyScalar) -> list[int]:

@@ -113,6 +113,7 @@ class TrainLoop:
         program = jax.jit(functools.partial(_program, update), donate_argnums=0)
         lowered = program.lower(*arguments)
         self.names = recorded.names
+        self._loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
 
@@ -133,7 +134,7 @@ class TrainLoop:
             ValueError: the train step did not raise `step` by one.
         """
         leaves = self._leaves if source is None else self._split_source(source)[1]
-        start = int(state.step)
+        start = int(jax.device_get(state.step))
         stop = _checks.whole_number(stop, "stop", min(2**31, start + CAPACITY + 1), start=start + 1)
         limit = jax.device_put(np.int32(stop), self._sharding)
         following, buffers = self._executable(state, leaves, limit, self._policy)
@@ -142,11 +143,11 @@ class TrainLoop:
 
     def _chunk(self, state: TrainState, buffers: list[jax.Array], start: int, stop: int) -> Chunk:
         places = np.arange(start, stop) % CAPACITY
-        *columns, finite = (np.asarray(buffer)[places] for buffer in buffers)
+        *columns, finite = (buffer[places] for buffer in jax.device_get(buffers))
         nonfinite = ~finite
         halted = self._on_nonfinite == "raise" and bool(nonfinite.any())
         end = start + int(np.argmax(nonfinite)) if halted else stop
-        reached = int(state.step)
+        reached = int(jax.device_get(state.step))
         if reached != end:
             raise ValueError(
                 f"train_step must raise state.step by one; after {end - start} updates from step "
@@ -158,7 +159,7 @@ class TrainLoop:
         records = {name: column[:count] for name, column in named.items()}
         chunk = Chunk(state, end, start, records, nonfinite[:count])
         if halted:
-            raise _nonfinite_error({name: column[count] for name, column in named.items()}, chunk)
+            raise _nonfinite_error({name: named[name][count] for name in self._loss_names}, chunk)
         return chunk
 
     def _split_source(self, source: Any) -> tuple[Callable[[Any], Any], list[jax.Array]]:
@@ -173,6 +174,10 @@ class TrainLoop:
         if not keys.is_typed_key(leaf) and getattr(leaf, "weak_type", True):
             array = np.asarray(leaf)
             leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+        elif isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            # From a replicated array `may_alias=False` still takes the shard that lies on the device;
+            # the copy below is then made from that.
+            leaf = jax.device_put(leaf, self._sharding)
         return jax.device_put(leaf, self._sharding, may_alias=False)
 
     def _abstract(self, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -197,12 +202,14 @@ class _Recorded:
     def __init__(self, train_step: TrainStep):
         self._train_step = train_step
         self.names: tuple[str, ...] = ()
+        self.loss_names: tuple[str, ...] = ()
 
     def __call__(self, state: TrainState, batches: Any, key: Any) -> tuple[TrainState, StepOutput]:
         following, output = self._train_step(state, batches, key)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=_checks.mapping(output, "the losses of train_step"))
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
+        self.loss_names = tuple(output.losses)
         _require_same_types(following, state)
         return following, output
 
@@ -265,7 +272,17 @@ def _guarded_update(
 
 def _select(chosen: jax.Array, yes: Any, no: Any) -> Any:
     """`yes` where `chosen`, else `no`, leaf by leaf; untouched leaves cost nothing."""
-    return jax.tree.map(lambda new, old: old if new is old else jnp.where(chosen, new, old), yes, no)
+
+    def pick(new: Any, old: Any) -> Any:
+        if new is old:
+            return old
+        if not keys.is_typed_key(new):
+            return jnp.where(chosen, new, old)
+        # By their words: JAX's key-reuse checker would count a selection of keys as a use of both.
+        words = jnp.where(chosen, jax.random.key_data(new), jax.random.key_data(old))
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(new))
+
+    return jax.tree.map(pick, yes, no)
 
 
 def _all_finite(arrays: list[jax.Array]) -> jax.Array:
@@ -277,8 +294,8 @@ def _all_finite(arrays: list[jax.Array]) -> jax.Array:
     return total == 0
 
 
-def _nonfinite_error(row: Mapping[str, float], chunk: Chunk) -> NonFiniteError:
-    bad = {name: value for name, value in row.items() if not np.isfinite(value)}
+def _nonfinite_error(losses: Mapping[str, float], chunk: Chunk) -> NonFiniteError:
+    bad = {name: value for name, value in losses.items() if not np.isfinite(value)}
     terms = tuple(name for name in bad if name != TOTAL) or tuple(bad) or ("model_state",)
     if bad:
         found = ", ".join(f"{name!r} is {bad[name]}" for name in terms)

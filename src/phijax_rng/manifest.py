@@ -41,7 +41,7 @@ class Leaf:
     @property
     def implementation(self) -> str | None:
         """The implementation of a key; `None` for other leaves."""
-        return str(jax.random.key_impl(self.value)) if keys.is_typed_key(self.value) else None
+        return keys.implementation_of(self.value) if keys.is_typed_key(self.value) else None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import contract
+from phijax_rng import contract, keys
 from phijax_rng.digest import digest
 from phijax_rng.errors import RunChangedError
 from phijax_rng.sources import ask
@@ -48,7 +48,7 @@ class Record:
         self._base = base
         self._on_change = on_change
         self._source = source
-        self._saved = restored.contract if start.continues else {}
+        self._saved = (restored.contract or _keys_of(restored.state)) if start.continues else {}
         self._contents: dict[str, str] | None = None
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
         self._hashing = self._worker.submit(contract.digest_contents, source)
@@ -62,7 +62,8 @@ class Record:
         """
         if self._saved and self._on_change == "error":
             known = {name: value for name, value in self._saved.items() if name in self._base}
-            _refuse(contract.compare(_without_program(known), self._base), self._step)
+            current = {name: value for name, value in self._base.items() if name in known}
+            _refuse(contract.compare(_without_program(known), current), self._step)
 
     def settle(self, state: TrainState, program: str | None) -> None:
         """Compares everything; refuses, warns of or passes over what changed, and records it.
@@ -78,10 +79,11 @@ class Record:
             self._base = {**self._base, "training": {**self._base["training"], "program": program}}
         if not self._saved:
             return
-        current, saved = self._complete(), dict(self._saved)
+        saved = dict(self._saved)
+        current = {name: value for name, value in self._complete().items() if name in saved}
         if program is None:
             saved = _without_program({name: value for name, value in saved.items() if name != "canary"})
-        else:
+        elif "canary" in saved:
             current["canary"] = self._canary(state)
         differences = contract.compare(saved, current)
         if not differences:
@@ -127,8 +129,20 @@ def _origin(start: Start, restored: Restored, before: Mapping[str, Any]) -> dict
     }
 
 
+def _keys_of(state: TrainState) -> dict[str, Any]:
+    """What a state that was saved without a contract still says."""
+    return {
+        "keys": {
+            "sampling": keys.fingerprint(state.sampling_key),
+            "balancer": keys.fingerprint(state.balancer_key),
+        }
+    }
+
+
 def _without_program(saved: Mapping[str, Any]) -> dict[str, Any]:
-    training = {name: value for name, value in saved.get("training", {}).items() if name != "program"}
+    if "training" not in saved:
+        return dict(saved)
+    training = {name: value for name, value in saved["training"].items() if name != "program"}
     return {**saved, "training": training}
 
 

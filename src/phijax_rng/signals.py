@@ -26,6 +26,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.standing: Callable[[], str] = lambda: "no checkpoint was saved"
+        self._interrupts = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -40,8 +41,8 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        again = self.received == signal.SIGINT and number == signal.SIGINT
-        if again:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
             raise KeyboardInterrupt(f"interrupted twice: {self.standing()}")
         if self.received is None:
             self.received = signal.Signals(number)

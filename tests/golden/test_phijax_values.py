@@ -123,7 +123,7 @@ def test_diagnostic_rows_are_those_of_phijax():
     case = PHIJAX["diagnostics"]
     assert case["key"] == "fold_in(balancer_key, 0)"
     balancer_key = keys.split_root(case["seed"]).balancer
-    sizes = {name: "all" for name in case["batch_sizes"]}
+    sizes = dict.fromkeys(case["batch_sizes"], "all")
     drawn = source({**case, "batch_sizes": sizes}).sample(keys.fold_in(balancer_key, 0), case["batch_sizes"])
     assert picked(drawn) == case["rows"]
 

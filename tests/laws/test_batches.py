@@ -165,6 +165,7 @@ def test_a_source_keeps_its_batches_and_their_order_through_any_chain_of_carrier
     same(in_order(carried, step), in_order(source(seed), step))
 
 
+@settings(max_examples=4)  # every order is a program of its own
 @given(st.permutations(NAMES), steps)
 def test_the_order_is_that_of_the_declaration_and_part_of_the_run(order, step):
     own = NamedBatchSource({name: SAMPLERS[name] for name in order}, SIZES, keys.root_key(0))
