@@ -1,6 +1,8 @@
+import dataclasses
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,10 +13,20 @@ from phijax_rng import (
     SpaceTimeSampler,
     UniformDomainSampler,
     contract,
+    environment,
     keys,
 )
 
 STREAMS = keys.split_root(7)
+TRAINING = {
+    "module": "LossModule",
+    "losses": ["pde", "bc"],
+    "balancer": None,
+    "optimizer": ["ScaleByAdamState"],
+    "on_nonfinite": "raise",
+    "program": "1" * 64,
+}
+ENVIRONMENT = environment.describe(jax.devices()[0])
 ROWS = {"inputs": np.zeros((6, 2), np.float32)}
 
 
@@ -34,10 +46,21 @@ def build(**changes):
         "sampling_key": STREAMS.sampling,
         "balancer_key": STREAMS.balancer,
         "source": source(),
-        "loss_names": ("pde", "bc"),
-        "run": {"id": "one", "parent_step": None},
+        "training": TRAINING,
+        "environment": ENVIRONMENT,
     }
     return contract.build(**arguments | changes)
+
+
+def training(**changes):
+    return {name: value for name, value in (TRAINING | changes).items() if value is not ABSENT}
+
+
+def elsewhere(section, **changes):
+    return {**ENVIRONMENT, section: ENVIRONMENT[section] | changes}
+
+
+ABSENT = object()
 
 
 def read_back(record):
@@ -48,14 +71,24 @@ def test_a_contract_that_was_read_back_differs_in_nothing():
     assert contract.compare(read_back(build()), build()) == []
 
 
-def test_a_contract_holds_fingerprints_sources_losses_and_versions():
+def test_a_contract_holds_fingerprints_sources_training_and_environment():
     record = build()
-    assert set(record) == {"schema", "derivation", "keys", "source", "losses", "versions", "run"}
+    assert list(record) == [
+        "schema",
+        "derivation",
+        "keys",
+        "source",
+        "training",
+        "versions",
+        "settings",
+        "machine",
+    ]
     assert record["keys"]["root"] == "threefry2x32:0-7"
     assert record["keys"]["sampling"] == keys.fingerprint(STREAMS.sampling)
     assert record["keys"]["balancer"] == keys.fingerprint(STREAMS.balancer)
     assert [sampler["name"] for sampler in record["source"]["samplers"]] == ["bc", "pde", "ic"]
-    assert record["losses"] == ["pde", "bc"]
+    assert record["keys"]["source"] == keys.fingerprint(STREAMS.sampling)
+    assert record["training"] == TRAINING
     assert set(record["versions"]) == {"jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "phijax-rng"}
     assert record["versions"]["numpy"] == np.__version__
 
@@ -75,18 +108,101 @@ OTHER = keys.split_root(8)
         ({"sampling_key": OTHER.sampling}, ["keys.sampling"], "none"),
         ({"balancer_key": OTHER.balancer}, ["keys.balancer"], "none"),
         ({"source": source(pde=9)}, ["source.samplers.pde.size"], "keys"),
-        ({"loss_names": ("bc", "pde")}, ["losses"], "batches"),
-        ({"loss_names": None}, ["losses"], "batches"),
-        ({"run": {"id": "two"}}, [], "exact"),
-        ({"root": None}, [], "exact"),
+        ({"training": training(losses=["bc", "pde"])}, ["training.losses"], "batches"),
+        ({"training": training(losses=None)}, ["training.losses"], "batches"),
+        ({"training": training(on_nonfinite="skip")}, ["training.on_nonfinite"], "batches"),
+        ({"training": training(program="2" * 64)}, ["training.program"], "batches"),
+        (
+            {"environment": elsewhere("settings", jax_enable_x64=None)},
+            ["settings.jax_enable_x64"],
+            "batches",
+        ),
+        ({"environment": elsewhere("versions", numpy=None)}, ["versions.numpy"], "rounding"),
+        ({"environment": elsewhere("machine", processes=2)}, ["machine.processes"], "rounding"),
     ],
-    ids=["root", "sampling", "balancer", "size", "loss order", "losses unknown", "run", "root unknown"],
+    ids=[
+        "root",
+        "sampling",
+        "balancer",
+        "size",
+        "loss order",
+        "losses unknown",
+        "policy",
+        "program",
+        "setting",
+        "version",
+        "machine",
+    ],
 )
 def test_a_change_is_named_with_what_survives_it(changes, settings, survives):
     for saved, now in ((build(), build(**changes)), (build(**changes), build())):
         differences = contract.compare(read_back(saved), now)
         assert [difference.setting for difference in differences] == settings
         assert contract.surviving(differences) == survives
+
+
+def own_key_hidden(step):
+    return {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"root": None},
+        {"training": training(program=None)},
+        {"training": training(program=ABSENT)},
+    ],
+    ids=["root", "program", "no program yet"],
+)
+def test_what_one_side_does_not_know_is_not_compared(changes):
+    for saved, now in ((build(), build(**changes)), (build(**changes), build())):
+        assert contract.compare(read_back(saved), now) == []
+
+
+def test_the_key_of_a_source_is_compared_where_both_sides_know_it():
+    other = NamedBatchSource(source().samplers, source().batch_sizes, OTHER.sampling)
+    (difference,) = contract.compare(read_back(build()), build(source=other))
+    assert (difference.setting, difference.survives) == ("keys.source", "none")
+    hidden = build(source=own_key_hidden)
+    assert "source" not in hidden["keys"]
+    assert {d.setting.split(".")[0] for d in contract.compare(read_back(build()), hidden)} == {"source"}
+
+
+def test_lineage_is_carried_and_never_compared():
+    saved, now = build() | {"run": {"id": "one", "parent_step": 3}}, build() | {"run": {"id": "two"}}
+    assert contract.compare(read_back(saved), now) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"environment": elsewhere("versions", jax="0.0.1")}, "versions.jax"),
+        ({"environment": elsewhere("versions", jaxlib="0.0.1")}, "versions.jaxlib"),
+        ({"environment": elsewhere("settings", jax_default_matmul_precision="x")}, "settings.jax"),
+        ({"environment": elsewhere("machine", platform="gpu")}, "machine.platform"),
+        ({"environment": elsewhere("machine", devices=8)}, "machine.devices"),
+        ({"source": source(pde=9)}, "source.samplers.pde.size"),
+        ({"environment": elsewhere("settings", XLA_FLAGS="--x")}, None),
+        ({"environment": elsewhere("versions", numpy="0.0.1")}, None),
+        ({"environment": elsewhere("machine", cores=99)}, None),
+        ({"training": training(program="2" * 64, on_nonfinite="skip")}, None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_program_that_had_to_change_is_not_compared(changes, reason):
+    now = build(**{"training": training(program="2" * 64)} | changes)
+    differences = {d.setting: d for d in contract.compare(read_back(build()), now)}
+    program = differences["training.program"]
+    if reason is None:
+        assert (program.survives, program.current) == ("batches", "2" * 64)
+    else:
+        assert program.survives == "rounding"
+        assert re.match(f"not comparable, since {reason}.* differs$", program.current)
+
+
+def test_a_program_that_stayed_is_not_named():
+    now = build(environment=elsewhere("versions", jax="0.0.1"))
+    assert [d.setting for d in contract.compare(read_back(build()), now)] == ["versions.jax"]
 
 
 def test_reordered_samplers_differ_in_their_order_alone():
@@ -135,9 +251,15 @@ def test_other_versions_leave_all_but_the_last_bits():
 
 def test_the_gravest_difference_comes_first_and_decides():
     differences = contract.compare(
-        build(), build(root=keys.root_key(8), loss_names=("pde",), source=source(pde=9))
+        build(),
+        build(
+            environment=elsewhere("versions", numpy="0.0.1"),
+            root=keys.root_key(8),
+            training=training(losses=["pde"]),
+            source=source(pde=9),
+        ),
     )
-    assert [difference.survives for difference in differences] == ["none", "keys", "batches"]
+    assert [difference.survives for difference in differences] == ["none", "keys", "batches", "rounding"]
     assert contract.surviving(differences) == "none"
     assert contract.surviving([]) == "exact"
 
@@ -145,11 +267,48 @@ def test_the_gravest_difference_comes_first_and_decides():
 def test_a_report_lists_each_difference_under_what_it_leaves():
     differences = contract.compare(build(), build(root=keys.root_key(8), source=source(pde=9)))
     assert contract.report(differences) == (
-        "  the keys stay, the batches differ:\n"
-        "    source.samplers.pde.size: 4 in the checkpoint, 9 in this run\n"
         "  this is another run:\n"
-        "    keys.root: threefry2x32:0-7 in the checkpoint, threefry2x32:0-8 in this run"
+        "    keys.root: threefry2x32:0-7 in the checkpoint, threefry2x32:0-8 in this run\n"
+        "  the keys stay, the batches differ:\n"
+        "    source.samplers.pde.size: 4 in the checkpoint, 9 in this run"
     )
+
+
+@pytest.mark.parametrize(("length", "shown"), [(64, "a" * 64), (65, "a" * 61 + "...")])
+def test_a_long_value_is_cut(length, shown):
+    difference = contract.Difference("settings.XLA_FLAGS", "a" * length, 7, "rounding")
+    assert str(difference) == f"settings.XLA_FLAGS: {shown} in the checkpoint, 7 in this run"
+    assert difference.saved == "a" * length
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+    names: tuple[str, ...]
+    where: object
+
+
+def test_a_part_without_a_description_is_told_by_its_class_and_settings():
+    part = contract.describe_part(Settings(0.5, ("a", "b"), {"mode": Settings}))
+    assert part == {
+        "kind": "tests.test_contract.Settings",
+        "rate": 0.5,
+        "names": ["a", "b"],
+        "where": {"mode": "Settings"},
+    }
+
+
+def test_contents_are_told_apart_by_a_single_bit():
+    def contents(rows):
+        samplers = {"bc": RandomRowSampler({"inputs": rows}), "ic": RandomRowSampler(ROWS)}
+        sizes = {"bc": 3, "ic": 3}
+        return contract.digest_contents(NamedBatchSource(samplers, sizes, STREAMS.sampling))
+
+    before, other = contents(ROWS["inputs"]), contents(-ROWS["inputs"])
+    assert before == contents(ROWS["inputs"].copy())
+    (difference,) = contract.compare({"contents": before}, {"contents": other})
+    assert (difference.setting, difference.survives) == ("contents.bc", "keys")
+    assert contract.digest_contents(own_key_hidden) == {}
 
 
 def test_a_source_that_does_not_describe_itself_is_named_by_its_type():

@@ -237,13 +237,6 @@ def test_points_of_a_box_fill_one_array_row_by_row():
     assert_trees_bitwise_equal(drawn, {"inputs": low + (high - low) * u})
 
 
-def test_a_smaller_box_batch_is_the_beginning_of_a_larger_one():
-    sampler = UniformDomainSampler(BOX)
-    large = sampler.sample(KEY, 100)["inputs"]
-    for size in (1, 33):
-        assert_trees_bitwise_equal(sampler.sample(KEY, size)["inputs"], large[:size])
-
-
 def test_a_sorted_box_batch_holds_the_same_points_in_ascending_order():
     plain = np.asarray(UniformDomainSampler(BOX).sample(KEY, SIZE)["inputs"])
     ascending = UniformDomainSampler(BOX, sort_axis=1).sample(KEY, SIZE)["inputs"]

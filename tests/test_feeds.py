@@ -1,6 +1,7 @@
 import functools
 import re
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 STOP = 150  # two stacks of 64 steps, and a part of a third
+BEFORE = [0, 0, 1, 2, 3]  # before a fit: one step twice, and three others
 
 
 class HostSource:
@@ -53,7 +55,7 @@ def test_chunk_sizes_do_not_change_what_a_host_source_gives(chunk_size):
     source = HostSource(problem)
     fitted = fit(problem, source, chunk_size=chunk_size)
     assert_trees_bitwise_equal(fitted.state, problem.run(STOP))
-    assert source.asked == list(range(STOP))
+    assert source.asked == [*BEFORE, *range(STOP)]
 
 
 @pytest.mark.parametrize("stack", [1, 5])
@@ -124,7 +126,7 @@ def test_a_numpy_callable_is_asked_at_every_step_and_not_traced():
     problem = _problems.dropout()
     source = HostSource(problem)
     fit(problem, source, 70)
-    assert source.asked == list(range(70))
+    assert source.asked == [*BEFORE, *range(70)]
     assert {type(step) for step in source.asked} == {int}
 
 
@@ -166,7 +168,8 @@ def test_an_exception_of_the_source_surfaces_with_its_own_type(tmp_path, bad):
         assert_trees_bitwise_equal(checkpoints.restore(problem.state()), problem.run(reached))
 
 
-def test_an_exception_behind_the_last_step_is_never_met():
+@pytest.mark.parametrize("kept", [False, True], ids=["nothing is kept", "the end is saved"])
+def test_an_exception_behind_the_last_step_is_never_met(tmp_path, kept):
     problem = _problems.dropout()
     healthy = HostSource(problem)
 
@@ -175,7 +178,10 @@ def test_an_exception_behind_the_last_step_is_never_met():
             raise LostConnectionError(f"at {step}")
         return healthy(step)
 
-    assert_trees_bitwise_equal(fit(problem, source).state, problem.run(STOP))
+    checkpoints = Checkpoints(tmp_path / "run") if kept else None
+    assert_trees_bitwise_equal(fit(problem, source, checkpoints=checkpoints).state, problem.run(STOP))
+    if kept:
+        assert_trees_bitwise_equal(checkpoints.restore(problem.state()), problem.run(STOP))
 
 
 @pytest.mark.parametrize("changes", [3, 64], ids=["in a stack", "at a boundary"])
@@ -218,7 +224,7 @@ def test_a_source_without_a_batch_that_the_module_reads_is_refused():
         "Make them agree."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        fit(problem, lambda step: {"other": {"inputs": np.zeros((4, 2), np.float32)}})
+        fit(problem, lambda step: {"other": {"inputs": np.full((4, 2), step, np.float32)}})
     assert feed_threads() == []
 
 
@@ -228,3 +234,22 @@ def test_the_thread_that_asks_ends_with_the_run():
     fit(problem, source)
     assert any(name.startswith("phijax_rng-feed") for name in source.threads)
     assert feed_threads() == []
+
+
+def test_a_source_is_never_asked_by_two_threads_at_once(tmp_path):
+    problem = _problems.dropout()
+    healthy, busy, together = HostSource(problem), threading.Lock(), []
+
+    def source(step):
+        if not busy.acquire(blocking=False):
+            together.append(step)
+            return healthy(step)
+        try:
+            time.sleep(0.002)  # long enough for another thread to come in
+            return healthy(step)
+        finally:
+            busy.release()
+
+    checkpoints = Checkpoints(tmp_path / "run", every_n_steps=10, max_to_keep=1)
+    assert_trees_bitwise_equal(fit(problem, source, checkpoints=checkpoints).state, problem.run(STOP))
+    assert together == []

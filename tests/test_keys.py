@@ -541,7 +541,9 @@ def test_a_traced_key_has_no_fingerprint():
 def test_what_is_no_fingerprint_is_refused(text):
     with pytest.raises(ValueError) as caught:
         keys.from_fingerprint(text)
-    assert str(caught.value) == f"text must be a fingerprint such as 'threefry2x32:0-42', got {text!r}."
+    assert str(caught.value) == (
+        f"text must be a fingerprint such as 'threefry2x32:0-42', got {text!r}. Copy it whole."
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -112,20 +112,6 @@ def test_only_the_sort_method_touches_the_whole_pool(options, is_small):
 # In which order
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"replace": False}, {"replace": False, "method": "sort"}],
-    ids=["with replacement", "permutation", "sort"],
-)
-def test_a_smaller_batch_is_the_beginning_of_a_larger_one(options):
-    sampler = RandomRowSampler(indexed(1000), **options)
-    large = sampler.sample(KEY, 100)
-    for size in (1, 31):
-        assert_trees_bitwise_equal(
-            sampler.sample(KEY, size), jax.tree.map(lambda rows, size=size: rows[:size], large)
-        )
-
-
 def test_a_sorted_batch_holds_the_same_rows_in_ascending_order():
     plain = RandomRowSampler(indexed(1000)).sample(KEY, 100)
     ascending = RandomRowSampler(indexed(1000), sort_axis=0).sample(KEY, 100)

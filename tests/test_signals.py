@@ -50,6 +50,15 @@ def test_a_second_sigint_is_raised_and_names_the_save_that_stands():
         assert signals.received is signal.SIGINT
 
 
+def test_a_second_sigint_is_raised_after_a_sigterm_too():
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: no checkpoint was saved$"):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.received is signal.SIGTERM
+
+
 def test_a_second_sigterm_changes_nothing():
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)

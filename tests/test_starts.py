@@ -1,13 +1,21 @@
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from phijax_rng import Checkpoints, RunExistsError, TrainState
+from phijax_rng import Checkpoints, DamagedCheckpointError, RunExistsError, TrainState, keys
 from phijax_rng.starts import Start, decide
+from tests._bitwise import assert_trees_bitwise_equal
+
+
+def state_at(step):
+    key = jax.random.key(0)
+    return TrainState({"w": jnp.full(2, float(step))}, (), {}, key, key, key, jnp.int32(step))
+
 
 DEFAULTS = {"resume": False, "ckpt_path": None, "ckpt_step": None, "weights_only": False}
 
@@ -19,8 +27,7 @@ def runs(tmp_path_factory):
     for name, steps in (("own", (10, 20)), ("other", (5, 7))):
         with Checkpoints(folder / name, asynchronous=False) as checkpoints:
             for step in steps:
-                key = jax.random.key(0)
-                checkpoints.save(TrainState({}, (), {}, key, key, key, jnp.int32(step)))
+                checkpoints.save(state_at(step), {"keys": {"root": f"threefry2x32:0-{step}"}})
     (folder / "own" / "superseded").mkdir()
     return folder
 
@@ -35,6 +42,7 @@ def decided(runs, held, **words):
 
 
 def outline(start: Start):
+    """What was decided; a step only where the words name one."""
     directory = None if start.checkpoints is None else start.checkpoints.directory.name
     return directory, start.step, start.weights_only, start.own, start.continues
 
@@ -48,26 +56,26 @@ FRESH = (None, None, False, False, False)
         (None, {}, FRESH),
         ("absent", {}, FRESH),
         ("absent", {"resume": "auto"}, FRESH),
-        ("own", {"resume": "auto"}, ("own", 20, False, True, True)),
-        ("own", {"resume": True}, ("own", 20, False, True, True)),
-        ("own", {"ckpt_path": "last"}, ("own", 20, False, True, True)),
-        ("own", {"resume": True, "ckpt_path": "last"}, ("own", 20, False, True, True)),
+        ("own", {"resume": "auto"}, ("own", None, False, True, True)),
+        ("own", {"resume": True}, ("own", None, False, True, True)),
+        ("own", {"ckpt_path": "last"}, ("own", None, False, True, True)),
+        ("own", {"resume": True, "ckpt_path": "last"}, ("own", None, False, True, True)),
         ("own", {"resume": True, "ckpt_step": 10}, ("own", 10, False, True, True)),
         ("own", {"ckpt_path": "last", "ckpt_step": 10}, ("own", 10, False, True, True)),
-        ("own", {"ckpt_path": "own"}, ("own", 20, False, True, True)),
+        ("own", {"ckpt_path": "own"}, ("own", None, False, True, True)),
         ("own", {"ckpt_path": "own", "ckpt_step": 10}, ("own", 10, False, True, True)),
-        ("own", {"resume": "auto", "ckpt_path": "own"}, ("own", 20, False, True, True)),
-        (None, {"ckpt_path": "other"}, ("other", 7, False, False, True)),
-        ("absent", {"ckpt_path": "other"}, ("other", 7, False, False, True)),
+        ("own", {"resume": "auto", "ckpt_path": "own"}, ("own", None, False, True, True)),
+        (None, {"ckpt_path": "other"}, ("other", None, False, False, True)),
+        ("absent", {"ckpt_path": "other"}, ("other", None, False, False, True)),
         ("absent", {"ckpt_path": "other", "ckpt_step": 5}, ("other", 5, False, False, True)),
-        (None, {"ckpt_path": "other", "weights_only": True}, ("other", 7, True, False, False)),
-        ("absent", {"ckpt_path": "other", "weights_only": True}, ("other", 7, True, False, False)),
+        (None, {"ckpt_path": "other", "weights_only": True}, ("other", None, True, False, False)),
+        ("absent", {"ckpt_path": "other", "weights_only": True}, ("other", None, True, False, False)),
         (
             "absent",
             {"ckpt_path": "other", "ckpt_step": 5, "weights_only": True},
             ("other", 5, True, False, False),
         ),
-        ("absent", {"resume": "auto", "ckpt_path": "other"}, ("other", 7, False, False, True)),
+        ("absent", {"resume": "auto", "ckpt_path": "other"}, ("other", None, False, False, True)),
         (
             "absent",
             {"resume": "auto", "ckpt_path": "other", "ckpt_step": 5},
@@ -76,17 +84,17 @@ FRESH = (None, None, False, False, False)
         (
             "absent",
             {"resume": "auto", "ckpt_path": "other", "weights_only": True},
-            ("other", 7, True, False, False),
+            ("other", None, True, False, False),
         ),
         # A run that was started from another one and killed continues its own.
-        ("own", {"resume": "auto", "ckpt_path": "other"}, ("own", 20, False, True, True)),
-        ("own", {"resume": "auto", "ckpt_path": "other", "ckpt_step": 5}, ("own", 20, False, True, True)),
+        ("own", {"resume": "auto", "ckpt_path": "other"}, ("own", None, False, True, True)),
+        ("own", {"resume": "auto", "ckpt_path": "other", "ckpt_step": 5}, ("own", None, False, True, True)),
         (
             "own",
             {"resume": "auto", "ckpt_path": "other", "weights_only": True},
-            ("own", 20, False, True, True),
+            ("own", None, False, True, True),
         ),
-        ("own", {"resume": "auto", "ckpt_path": "absent"}, ("own", 20, False, True, True)),
+        ("own", {"resume": "auto", "ckpt_path": "absent"}, ("own", None, False, True, True)),
     ],
 )
 def test_a_run_starts_where_its_words_say(runs, held, words, expected):
@@ -306,11 +314,87 @@ def test_deciding_writes_nothing(runs):
 def test_the_own_directory_is_known_by_any_spelling(runs, tmp_path, spelling):
     (tmp_path / "link").symlink_to(runs / "own")
     path = spelling.format(runs=runs, link=tmp_path / "link")
-    assert outline(decided(runs, "own", ckpt_path=path)) == ("own", 20, False, True, True)
+    assert outline(decided(runs, "own", ckpt_path=path)) == ("own", None, False, True, True)
 
 
 def test_a_folder_named_last_is_named_by_a_path(runs, tmp_path, monkeypatch):
     (tmp_path / "last").symlink_to(runs / "other")
     monkeypatch.chdir(tmp_path)
     for path in (Path("last"), "./last"):
-        assert outline(decided(runs, None, ckpt_path=path))[1:] == (7, False, False, True)
+        assert outline(decided(runs, None, ckpt_path=path)) == ("last", None, False, False, True)
+
+
+# What a start gives
+
+
+def test_a_fresh_start_gives_what_it_was_given():
+    fresh = state_at(0)
+    restored = Start().restore(fresh)
+    assert restored.state is fresh
+    assert (restored.contract, restored.step) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ({"resume": True}, 20),
+        ({"resume": True, "ckpt_step": 10}, 10),
+        ({"resume": "auto"}, 20),
+    ],
+    ids=["newest", "named", "auto"],
+)
+def test_a_start_gives_state_contract_and_root_of_one_step(runs, words, step):
+    start = decided(runs, "own", **words)
+    restored = start.restore(state_at(0))
+    assert_trees_bitwise_equal(restored.state, state_at(step))
+    assert restored.step == step
+    assert restored.contract == {"keys": {"root": f"threefry2x32:0-{step}"}}
+    assert keys.fingerprint(start.root()) == f"threefry2x32:0-{step}"
+
+
+def test_a_warm_start_gives_the_weights_and_its_own_fresh_rest(runs):
+    fresh = state_at(0)
+    restored = decided(runs, None, ckpt_path="other", weights_only=True).restore(fresh)
+    assert_trees_bitwise_equal(restored.state, fresh.replace(model_state=state_at(7).model_state))
+    assert restored.step == 7
+
+
+@pytest.fixture
+def damaged(runs, tmp_path):
+    """The own run, its newest step without its model state."""
+    folder = tmp_path / "own"
+    shutil.copytree(runs / "own", folder)
+    shutil.rmtree(folder / "20" / "model_state")
+    return folder
+
+
+DAMAGED_READ = pytest.mark.filterwarnings(
+    # Orbax leaves coroutines unawaited when a read fails half-way.
+    "ignore::RuntimeWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+
+
+@DAMAGED_READ
+def test_without_a_named_step_a_damaged_one_is_passed_over(damaged):
+    start = decide(Checkpoints(damaged), **DEFAULTS | {"resume": True})
+    with pytest.warns(UserWarning, match="checkpoint at step 20 is damaged, going back to step 10"):
+        restored = start.restore(state_at(0))
+    assert_trees_bitwise_equal(restored.state, state_at(10))
+    assert (restored.step, restored.contract["keys"]["root"]) == (10, "threefry2x32:0-10")
+
+
+@DAMAGED_READ
+def test_a_named_step_must_be_intact(damaged):
+    start = decide(Checkpoints(damaged), **DEFAULTS | {"resume": True, "ckpt_step": 20})
+    with pytest.raises(DamagedCheckpointError, match=r"^model_state of step 20 in "):
+        start.restore(state_at(0))
+
+
+@pytest.mark.parametrize("contract", [None, {}, {"keys": {"root": None}}])
+def test_a_root_that_is_not_recorded_is_asked_for(tmp_path, contract):
+    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(state_at(3), contract)
+    message = "seed=None takes the checkpoint's seed, and this checkpoint records none. Pass the seed."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        decide(Checkpoints(tmp_path), **DEFAULTS | {"resume": True}).root()

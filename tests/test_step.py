@@ -344,8 +344,10 @@ def rosenbrock(model_state, batches):
     return {"rosenbrock": jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)}
 
 
-def test_a_line_search_moves_as_in_a_loop_written_by_hand():
-    start, optimizer = {"x": jnp.array([-1.2, 1.0])}, optax.lbfgs()
+def test_a_line_search_gets_what_it_wants_and_leaves_variables_to_the_losses():
+    def losses(model_state, batches):
+        renewed = {**model_state, "count": model_state["count"] + 1, "mean": model_state["mean"] + 0.5}
+        return StepOutput(rosenbrock(model_state, batches), renewed)
 
     def value_fn(params):
         return rosenbrock(params, None)["rosenbrock"]
@@ -356,25 +358,20 @@ def test_a_line_search_moves_as_in_a_loop_written_by_hand():
         updates, memory = optimizer.update(grad, memory, params, value=value, grad=grad, value_fn=value_fn)
         return optax.apply_updates(params, updates), memory
 
-    step, state = setup(rosenbrock, start, optimizer)
+    optimizer = optax.lbfgs()
+    params = {"x": jnp.array([-1.2, 1.0])}
+    memory = optimizer.init(params)
+    step, state = setup(losses, {**params, "count": jnp.int32(0), "mean": jnp.float32(0)}, optimizer)
     step = jax.jit(functools.partial(step))
-    params, memory = start, optimizer.init(start)
-    for _ in range(5):
+    for number in range(1, 51):
         params, memory = by_hand(params, memory)
         state, _ = step(state, BATCHES, KEY)
-        np.testing.assert_allclose(state.model_state["x"], params["x"], rtol=1e-4)
-
-
-def test_a_line_search_leaves_variables_to_the_losses():
-    def losses(model_state, batches):
-        renewed = {**model_state, "count": model_state["count"] + 1, "mean": model_state["mean"] + 0.5}
-        return StepOutput(rosenbrock(model_state, batches), renewed)
-
-    start = {"x": jnp.array([-1.2, 1.0]), "count": jnp.int32(0), "mean": jnp.float32(0)}
-    state, _ = updated(losses, start, optax.lbfgs(), num_steps=50)
+        # Rounding differs between the two programs, and grows with every step.
+        if number <= 5:
+            np.testing.assert_allclose(state.model_state["x"], params["x"], rtol=1e-4)
+    np.testing.assert_allclose(state.model_state["x"], 1, rtol=1e-3)
     assert_trees_bitwise_equal(state.model_state["count"], np.int32(50))
     assert_trees_bitwise_equal(state.model_state["mean"], np.float32(25))
-    np.testing.assert_allclose(state.model_state["x"], 1, rtol=1e-3)
 
 
 def test_a_schedule_that_watches_the_loss_gets_it():

@@ -1,8 +1,12 @@
+import collections
+import contextlib
 import dataclasses
 import logging
 import re
 import signal
 import threading
+import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +25,7 @@ from phijax_rng import (
     RandomRowSampler,
     RunChangedError,
     RunExistsError,
+    SaveError,
     SpaceTimeSampler,
     StaticLossBalancer,
     Trainer,
@@ -307,15 +312,16 @@ def test_a_run_that_would_draw_otherwise_is_not_continued(tmp_path, change, repo
 @pytest.mark.parametrize(("change", "report"), CHANGES.values(), ids=CHANGES)
 def test_a_change_that_is_let_pass_is_warned_of_and_recorded(tmp_path, change, report):
     fit(10, tmp_path)
-    message = f"resuming at step 10 changes the run:\n{report}"
-    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
+    # The report goes on with what follows from the change: the key of the source, the canary.
+    message = f"resuming at step 10 changes the run:\n{report}\n"
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}") as told:
         changed = fit(12, tmp_path, resume=True, on_change="warn", **change)
     assert int(changed.state.step) == 12
     contract = Checkpoints(tmp_path).contract(12)
     (record,) = contract["run"]["changes"]
     assert (record["step"], record["survives"]) == (10, "none" if "seed" in change else "keys")
     assert [entry["setting"] for entry in record["settings"]] == [
-        line.split(":")[0].strip() for line in report.split("\n")[1:]
+        line.split(":")[0].strip() for line in str(told[0].message).split("\n") if line.startswith("    ")
     ]
     # What was let pass is the run from now on, and the record of it stays.
     again = fit(13, tmp_path, resume=True, **change)
@@ -340,12 +346,46 @@ def test_another_seed_that_is_let_pass_draws_from_its_own_streams(tmp_path):
     assert_trees_bitwise_equal(changed.state, expected)
 
 
-def test_the_contract_names_the_keys_that_the_run_draws_from(tmp_path):
-    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+@pytest.fixture
+def without_contract(tmp_path):
+    """A run of seed 0 that was saved by hand at step 5, without a contract."""
+    with Checkpoints(tmp_path / "run", asynchronous=False) as checkpoints:
         checkpoints.save(HEAT.run(5))
-    resumed = fit(7, tmp_path, seed=1, resume=True)
-    recorded = Checkpoints(tmp_path).contract(7)["keys"]["sampling"]
-    assert recorded == keys.fingerprint(resumed.state.sampling_key)
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_without_a_contract_is_continued_with_its_seed(without_contract):
+    with pytest.raises(ValueError, match=r"^seed=None takes the checkpoint's seed, and this checkpoint"):
+        fit(7, without_contract, seed=None, resume=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = fit(7, without_contract, seed=0, resume=True)
+    assert_trees_bitwise_equal(resumed.state, HEAT.run(7))
+    recorded = Checkpoints(without_contract).contract(7)
+    assert recorded["keys"]["root"] == shown_keys(0)["root"]
+    assert recorded["run"]["changes"] == []
+
+
+STREAMS_OF_ANOTHER_SEED = "resuming at step 5 changes the run:\n  this is another run:\n" + "\n".join(
+    f"    keys.{name}: {shown_keys(0)[name]} in the checkpoint, {shown_keys(1)[name]} in this run"
+    for name in ("sampling", "balancer")
+)
+
+
+def test_a_checkpoint_without_a_contract_is_not_continued_with_another_seed(without_contract):
+    with pytest.raises(RunChangedError, match=f"^{re.escape(STREAMS_OF_ANOTHER_SEED)}\nUndo the change"):
+        fit(7, without_contract, seed=1, resume=True)
+    assert steps(without_contract) == (5,)
+
+
+def test_another_seed_on_a_checkpoint_without_a_contract_is_warned_of_and_recorded(without_contract):
+    with pytest.warns(UserWarning, match=f"^{re.escape(STREAMS_OF_ANOTHER_SEED)}"):
+        resumed = fit(7, without_contract, seed=1, resume=True, on_change="warn")
+    contract = Checkpoints(without_contract).contract(7)
+    assert contract["keys"]["sampling"] == keys.fingerprint(resumed.state.sampling_key)
+    assert contract["keys"]["sampling"] == shown_keys(1)["sampling"]
+    (change,) = contract["run"]["changes"]
+    assert (change["step"], change["survives"]) == (5, "none")
 
 
 @pytest.mark.parametrize("name", ["rows", "box", "space-time"])
@@ -495,9 +535,10 @@ def test_a_save_that_fails_is_raised_and_the_one_before_it_stands(tmp_path, monk
         for name in ("os.rename", "os.replace", "pathlib.Path.rename", "pathlib.Path.replace"):
             patch.setattr(name, full)
         trainer = Trainer(20, checkpoints=Checkpoints(tmp_path), progress=False)
-        with pytest.raises(Exception, match="No space left on device"):
+        with pytest.raises(SaveError, match=r"^step 20 could not be saved .*No space left") as caught:
             trainer.fit(HEAT.module, seed=0, resume=True, **HEAT.arguments)
     assert steps(tmp_path) == (10,)
+    assert_trees_bitwise_equal(caught.value.state, HEAT.run(20))
     assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
 
 
@@ -556,6 +597,72 @@ def test_a_second_sigint_names_the_save_that_stands(monkeypatch, tmp_path):
         signalled(monkeypatch, tmp_path, 7, signal.SIGINT, signal.SIGINT)
     assert 5 in steps(tmp_path)
     assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
+
+
+def test_a_second_sigint_ends_a_run_that_a_sigterm_stops(monkeypatch, tmp_path):
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: the checkpoint at step 5 in "):
+        signalled(monkeypatch, tmp_path, 7, *numbers)
+    assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_compilation_saves_at_once_and_updates_nothing(monkeypatch, tmp_path, number):
+    compile_, saved_before = jax.stages.Lowered.compile, []
+
+    def slow(self, *arguments, **options):
+        if not saved_before:
+            signal.raise_signal(number)
+            end = time.monotonic() + 60
+            while steps(tmp_path) != (0,) and time.monotonic() < end:
+                time.sleep(0.01)
+            saved_before.append(steps(tmp_path))
+        return compile_(self, *arguments, **options)
+
+    monkeypatch.setattr("phijax_rng.loop._kept", collections.OrderedDict())
+    monkeypatch.setattr(jax.stages.Lowered, "compile", slow)
+    stopped = fit(20, tmp_path, trainer={"on_sigterm": "return"})
+    monkeypatch.undo()
+    assert saved_before == [(0,)]
+    assert (stopped.iterations, stopped.interrupted) == (0, True)
+    assert_trees_bitwise_equal(Checkpoints(tmp_path).restore(HEAT.state()), HEAT.state(), dict_order=False)
+    assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
+
+
+class SignallingData:
+    """A data module that is sent a signal while it makes ready."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def setup(self, stage):
+        signal.raise_signal(signal.SIGINT)
+
+    def train_batch_source(self, batch_keys, key):
+        return self.data.train_batch_source(batch_keys, key)
+
+
+def test_a_signal_before_the_first_update_saves_a_fresh_run_at_step_0(tmp_path):
+    early = dataclasses.replace(HEAT, datamodule=SignallingData(HEAT.datamodule))
+    stopped = fit(20, tmp_path, problem=early)
+    assert (stopped.iterations, stopped.interrupted) == (0, True)
+    assert steps(tmp_path) == (0,)
+    assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
+
+
+def test_a_signal_before_the_first_update_lets_no_change_pass_unnoticed(tmp_path):
+    fit(5, tmp_path / "old")
+    pools = dict(HEAT.datamodule.pools)
+    rows = np.asarray(pools["boundary"].inputs) + np.float32(0.25)
+    changed = PoolDataModule(pools | {"boundary": HostPool(rows)}, HEAT.datamodule.batch_sizes)
+    words = {"ckpt_path": tmp_path / "old", "resume": "auto"}
+    early = dataclasses.replace(HEAT, datamodule=SignallingData(changed))
+    with contextlib.suppress(RunChangedError):
+        fit(10, tmp_path / "new", problem=early, **words)
+    # With and without the signal before: the pool is not the one that the old run drew from.
+    for folder in ("control", "new"):
+        with pytest.raises(RunChangedError, match=r"contents\.boundary"):
+            fit(10, tmp_path / folder, problem=dataclasses.replace(HEAT, datamodule=changed), **words)
 
 
 def test_a_signal_at_the_last_step_interrupts_nothing(monkeypatch, tmp_path):

@@ -5,7 +5,6 @@ from phijax_rng.balancers import LossBalancer, StaticLossBalancer
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.determinism import (
-    DETERMINISTIC_GPU_FLAGS,
     deterministic_xla_flags,
     require_deterministic_execution,
 )
@@ -30,7 +29,6 @@ from phijax_rng.step import LossTrainStep, TrainStep
 from phijax_rng.trainer import FitResult, Trainer
 
 __all__ = [
-    "DETERMINISTIC_GPU_FLAGS",
     "AdaptiveSampler",
     "Callback",
     "CheckpointMismatchError",

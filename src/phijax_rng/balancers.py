@@ -49,7 +49,7 @@ class LossBalancer(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StaticLossBalancer:
     """Fixed weights: the dot product of weights and losses, in the order of `loss_names`.
 

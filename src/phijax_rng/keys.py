@@ -44,6 +44,10 @@ _REFUSED = {
     "philox2x32": "its keys have 32 bits, so keys of a run of 65536 steps are expected to collide",
 }
 
+_EXACT_UNDER_VMAP = ("threefry2x32", "threefry4x32", "philox4x32", "philox2x32")
+
+_NUM_WORDS = {"threefry2x32": 2, "threefry4x32": 4, "philox4x32": 2, "rbg": 4}
+
 # Any tag of at least 2**31 is out of reach of steps and split indices (with partitionable Threefry
 # `split(k, n)[i]` is `fold_in(k, i)`), so no stream of ours can meet a step key or a sampler key.
 _STREAM_TAG = 0xF17A_0001
@@ -232,7 +236,7 @@ def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
             raise TypeError(f"keys must be an array of typed keys, got {keys!r}. Use jax.random.split.")
         if keys.ndim == 0:
             raise ValueError("keys must have a leading axis, got one key. Split it first.")
-        if implementation_of(keys) != "rbg":
+        if implementation_of(keys) in _EXACT_UNDER_VMAP:
             return jax.vmap(fn, in_axes=axes)(keys, *args)
         over = [arg for arg, axis in zip(args, axes[1:], strict=True) if axis == 0]
 
@@ -262,11 +266,14 @@ def fingerprint(key: KeyScalar) -> str:
 
 def from_fingerprint(text: str) -> KeyScalar:
     """The key that `fingerprint` turned into `text`."""
-    implementation, _, data = text.partition(":")
-    if implementation not in TESTED_IMPLEMENTATIONS or not data:
-        raise ValueError(f"text must be a fingerprint such as 'threefry2x32:0-42', got {text!r}.")
-    words = np.array([int(word) for word in data.split("-")], dtype=np.uint32)
-    return _wrap(words, implementation)
+    implementation, _, data = str(text).partition(":")
+    words = [int(word) for word in data.split("-") if word.isascii() and word.isdecimal()]
+    expected = _NUM_WORDS.get(implementation)
+    if len(words) != expected or len(data.split("-")) != expected or max(words) >= 2**32:
+        raise ValueError(
+            f"text must be a fingerprint such as 'threefry2x32:0-42', got {text!r}. Copy it whole."
+        )
+    return _wrap(np.array(words, dtype=np.uint32), implementation)
 
 
 def host_rng(key: KeyScalar) -> np.random.Generator:

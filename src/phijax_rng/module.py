@@ -97,8 +97,10 @@ class LossModule:
 
     def evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> StepOutput:
         """`losses` called with what it asks for, its answer as a `StepOutput`."""
-        extra = {"key": key} if self.wants_key else {}
-        output = self.losses(model_state, batches, **extra)
+        if _takes_key_by_place(self.losses):
+            output = self.losses(model_state, batches, key)
+        else:
+            output = self.losses(model_state, batches, **({"key": key} if self.wants_key else {}))
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
@@ -109,12 +111,19 @@ class LossModule:
 
 
 def takes_key(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` can be given the runtime key by the name `key`."""
+    """Whether `fn` has a parameter named `key`, or takes any name."""
+    return any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in _parameters(fn))
+
+
+def _takes_key_by_place(fn: Callable[..., Any]) -> bool:
+    return any(p.name == "key" and p.kind is p.POSITIONAL_ONLY for p in _parameters(fn))
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in parameters)
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some callables of compiled code do not tell
+        return []
 
 
 def _scalars(values: Any, name: str) -> Mapping[str, jax.Array]:

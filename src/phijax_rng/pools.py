@@ -103,7 +103,7 @@ def _held(value: Any, name: str) -> Any:
 
 
 def _check_array(value: Any, name: str) -> Any:
-    if value.dtype.kind not in "biufcV" or getattr(value.dtype, "names", None):
+    if getattr(value.dtype, "kind", "O") not in "biufcV" or getattr(value.dtype, "names", None):
         raise TypeError(
             f"{name} must hold numbers, got dtype {value.dtype}. Convert the rows to one numeric dtype."
         )

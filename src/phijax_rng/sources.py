@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from phijax_rng import _checks, _pytrees, keys
 from phijax_rng._types import Batches, BatchSize, BatchSizes, KeyScalar, Step
@@ -173,7 +174,9 @@ class NamedBatchSource:
     def _compiled(self) -> tuple[Callable[..., Any], list[jax.Array]]:
         """The compiled draw and its arrays, placed on the default device by the first eager call."""
         leaves, structure = jax.tree.flatten(self)
-        return _compiled_draw(structure), [jax.device_put(leaf) for leaf in leaves]
+        # The first call may come while something else is traced; what is remembered must outlive that.
+        with jax.ensure_compile_time_eval():
+            return _compiled_draw(structure), [jax.device_put(_in_memory(leaf)) for leaf in leaves]
 
     def sample(self, key: KeyScalar, batch_sizes: BatchSizes | None = None) -> Batches:
         """Batches from an explicit key, as `split(key, n)` deals it out; for diagnostics.
@@ -195,7 +198,8 @@ class NamedBatchSource:
             raise ValueError(
                 f"sampler {name!r} needs its state to draw. Call the source with a step and its state."
             )
-        return dict(zip(self.names, _sample(self, tuple(sizes.values()), key), strict=True))
+        source = jax.tree.map(_in_memory, self)
+        return dict(zip(self.names, _sample(source, tuple(sizes.values()), key), strict=True))
 
     def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
         """The key of each sampler at a step, by name. `step` may be traced."""
@@ -204,7 +208,7 @@ class NamedBatchSource:
 
     def prepare(self, device: Any = None) -> "NamedBatchSource":
         """The same source with its arrays on a device (or sharding); the default device for `None`."""
-        return jax.device_put(self, device)
+        return jax.device_put(jax.tree.map(_in_memory, self), device)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract: the samplers in order, with kinds, options and sizes."""
@@ -243,7 +247,7 @@ def ask(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Any:
     return source(step, sampler_state) if sampler_state else source(step)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
 class PoolDataModule:
     """The usual data module: pools and sizes, drawn with `NamedBatchSource.from_pools`.
 
@@ -305,6 +309,11 @@ def _sample(source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScal
         sampler.sample(own, size)
         for sampler, size, own in zip(source.samplers.values(), sizes, split, strict=True)
     )
+
+
+def _in_memory(leaf: Any) -> Any:
+    """Rows that lie on disk, read; everything else as it is."""
+    return leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)
 
 
 class _Same:

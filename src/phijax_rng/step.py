@@ -92,7 +92,9 @@ class LossTrainStep:
         balancer = self.balancer or StaticLossBalancer()
         _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
         _require_same_losses(losses, balancer.loss_names, "the balancer's loss_names")
-        total = balancer.combine(losses, balancer_state)
+        # In the order that the module names them, so that the sum rounds the same whatever the dict's.
+        ordered = {name: losses[name] for name in self.module.loss_names or losses}
+        total = balancer.combine(ordered, balancer_state)
         if jnp.shape(total) != () or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
             raise ValueError(
                 f"the balancer must combine the losses to one real scalar, got "

@@ -29,10 +29,10 @@ SAMPLERS = {  # not in alphabetical order
     "walls": RandomRowSampler(rows_of(1000)),
     "corners": RandomRowSampler(rows_of(4)),
     "data": RandomRowSampler(rows_of(1000), replace=False),
-    "sorted": RandomRowSampler(rows_of(1000), replace=False, method="sort", sort_axis=0),
-    "moving": SpaceTimeSampler({"inputs": np.ones((9, 2), np.float32)}, (0.0, 0.6)),
+    "ascending": RandomRowSampler(rows_of(1000), sort_axis=0),
+    "moving": SpaceTimeSampler({"inputs": np.ones((9, 2), np.float32)}, (0.0, 0.6), sort_axis=None),
 }
-SIZES = {"pde": 17, "walls": 5, "corners": "all", "data": 8, "sorted": 3, "moving": 4}
+SIZES = {"pde": 17, "walls": 5, "corners": "all", "data": 8, "ascending": 3, "moving": 4}
 NAMES = tuple(SAMPLERS)
 
 
@@ -165,17 +165,18 @@ def test_a_source_keeps_its_batches_and_their_order_through_any_chain_of_carrier
     same(in_order(carried, step), in_order(source(seed), step))
 
 
-@settings(max_examples=4)  # every order is a program of its own
-@given(st.permutations(NAMES), steps)
+@settings(max_examples=5)  # every order is a program of its own
+@given(st.permutations(["walls", "corners", "pde"]), steps)
 def test_the_order_is_that_of_the_declaration_and_part_of_the_run(order, step):
-    own = NamedBatchSource({name: SAMPLERS[name] for name in order}, SIZES, keys.root_key(0))
+    chosen = {name: SAMPLERS[name] for name in order}
+    own = NamedBatchSource(chosen, {name: SIZES[name] for name in order}, keys.root_key(0))
     batches = own(step)
     assert tuple(batches) == tuple(order)
     places = jax.random.split(jax.random.fold_in(keys.root_key(0), step), len(order))
-    place = order.index("pde")
-    same(batches["pde"], SAMPLERS["pde"].sample(places[place], 17))
-    unmoved = first_difference(batches["pde"], source(0)(step)["pde"]) is None
-    assert unmoved == (place == NAMES.index("pde"))
+    for place, name in enumerate(order):
+        same(batches[name], draw(SAMPLERS[name], places[place], SIZES[name]))
+        elsewhere = draw(SAMPLERS[name], places[place - 1], SIZES[name])
+        assert (first_difference(batches[name], elsewhere) is None) == (name == "corners")
 
 
 # As a prefix
@@ -188,7 +189,7 @@ PREFIXED = {
     "box": UniformDomainSampler([(0.1, 0.7), (-1.7, 1.7)]),
     "space-time": SpaceTimeSampler({"inputs": np.ones((9, 2), np.float32)}, (0.0, 0.6), sort_axis=None),
 }
-SMALL, LARGE = (1, 8, 33), 100
+SMALL, LARGE = (1, 33), 100
 draw = jax.jit(lambda sampler, key, size: sampler.sample(key, size), static_argnums=2)
 
 
@@ -218,7 +219,7 @@ def test_a_row_of_a_sorted_batch_does_depend_on_its_size(seed):
 def test_x64_moves_no_key_and_no_batch(seed, step):
     def everything():
         own = source(seed)
-        return in_order(own, step), in_jit(own, step), own.sampler_keys(step), own.sample(own.key)
+        return in_order(own, step), in_jit(own, step), own.sampler_keys(step)
 
     plain = everything()
     with jax.enable_x64(True):
