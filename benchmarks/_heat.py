@@ -1,8 +1,8 @@
 """The problem that is timed, u_t = u_xx / 10 on the unit square, and a training loop written by hand.
 
-The hand-written loop is what someone in a hurry would write who knows JAX: one jitted program that draws the
-batch, updates with Adam, advances a runtime key and keeps the total loss of every step; the host
-calls it a thousand steps at a time. It checks nothing, names nothing, and saves nothing.
+The hand-written loop is what someone who knows JAX would write for this one problem: a jitted
+`fori_loop` that draws the batch, updates with Adam, advances a runtime key and keeps the total loss of every
+step; the host calls it a thousand steps at a time. It checks nothing, names nothing and saves nothing.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def draw(pools: Any, sizes: Mapping[str, int], key: jax.Array, step: Any) -> dic
     for name, own in zip(LOSSES, jax.random.split(step_key, len(LOSSES)), strict=True):
         count = pools[name]["inputs"].shape[0]
         rows = jax.random.randint(own, (sizes[name],), 0, count, dtype=jnp.int32)
-        batches[name] = {field: jnp.take(array, rows, axis=0) for field, array in pools[name].items()}
+        batches[name] = {field: array[rows] for field, array in pools[name].items()}
     return batches
 
 
@@ -97,19 +97,17 @@ class HandLoop:
         self._pools = jax.device_put(make_arrays())
         self._program = jax.jit(self._chunk, donate_argnums=0)
 
-    def _chunk(self, carry: Any, pools: Any, key: jax.Array, stop: Any) -> Any:
-        return jax.lax.while_loop(
-            lambda carry: carry[0] < stop, functools.partial(self._update, pools, key), carry
-        )
+    def _chunk(self, carry: Any, pools: Any, key: jax.Array, num_steps: Any) -> Any:
+        return jax.lax.fori_loop(0, num_steps, functools.partial(self._update, pools, key), carry)
 
-    def _update(self, pools: Any, key: jax.Array, carry: Any) -> Any:
+    def _update(self, pools: Any, key: jax.Array, index: Any, carry: Any) -> Any:
         step, params, optimizer_state, rng_key, record = carry
         batches = draw(pools, self.sizes, key, step)
         rng_key, _ = jax.random.split(rng_key)
         total, grads = jax.value_and_grad(lambda params: sum(losses(params, batches).values()))(params)
         updates, optimizer_state = optimizer().update(grads, optimizer_state, params)
         params = optax.apply_updates(params, updates)
-        return step + 1, params, optimizer_state, rng_key, record.at[step % CHUNK].set(total)
+        return step + 1, params, optimizer_state, rng_key, record.at[index].set(total)
 
     def run(self, num_steps: int) -> Any:
         """Trained parameters and the total loss of every step, from a seed."""
@@ -118,7 +116,7 @@ class HandLoop:
         carry = (jnp.int32(0), params, optimizer().init(params), runtime, jnp.zeros(CHUNK))
         totals = []
         for start in range(0, num_steps, CHUNK):
-            stop = min(start + CHUNK, num_steps)
-            carry = self._program(carry, self._pools, sampling, jnp.int32(stop))
-            totals.append(np.asarray(carry[-1])[: stop - start])
+            count = min(CHUNK, num_steps - start)
+            carry = self._program(carry, self._pools, sampling, jnp.int32(count))
+            totals.append(np.array(carry[-1])[:count])
         return carry[1], np.concatenate(totals)

@@ -10,7 +10,7 @@ _PACKAGES = ("jax", "jaxlib", "optax", "orbax-checkpoint", "numpy", "phijax-rng"
 
 def description() -> str:
     """Processor, cores and versions, without a name or a date."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    versions = ", ".join(f"{name} {version}" for name in _PACKAGES if (version := _version(name)))
     return (
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}; "
         f"Python {platform.python_version()}, {versions}"
@@ -29,8 +29,8 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _version(package: str) -> str:
+def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "(absent)"
+        return None

@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks import _heat, _ours
 from benchmarks._ratio import Bar, Figure, Seconds, interleaved, timed
 
-SHORT = 500
+SHORT = 100
 
 
 def figures(pairs: int) -> Iterator[Figure]:
-    yield from _figure("a step of the heat problem, 32+32+64 rows", _heat.SIZES, 20_000, 1.05, pairs)
-    yield from _figure("the same with 4096 PDE rows", _heat.MANY_ROWS, 2_000, 1.03, pairs)
+    yield from _figure("a step of the heat problem, 32+32+64 rows", _heat.SIZES, 10_000, 1.05, pairs)
+    yield from _figure("the same with 4096 PDE rows", _heat.MANY_ROWS, 1_000, 1.03, pairs)
 
 
 def _figure(label: str, sizes: Any, long: int, limit: float, pairs: int) -> Iterator[Figure]:

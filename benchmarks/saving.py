@@ -1,8 +1,8 @@
 """What saving and restoring 100 MB costs, beside Orbax alone. For information.
 
-An asynchronous save is timed until it returns and training could go on; the writing that follows is waited for
-outside the clock. Orbax alone is its `CheckpointManager` with `StandardSave` of the same arrays,
-without a contract, a manifest or keys.
+An asynchronous save is timed until it returns and training could go on, and again until it is on disk.
+Orbax alone is its `CheckpointManager` with `StandardSave` and `StandardRestore` of the same arrays: no
+digests, no contract, keys as their words.
 """
 
 import itertools

@@ -74,7 +74,7 @@ def test_a_line_is_printed_once(clock):
     lines.show(10, {"fit": 1.0})
     lines.close()
     lines.close()
-    assert stream.getvalue() == "step 10/100  fit 1.000e+00  \n"
+    assert stream.getvalue() == "step 10/100  fit 1.000e+00\n"
 
 
 def test_the_rate_leaves_out_the_look_that_compiled(clock):
@@ -84,7 +84,25 @@ def test_the_rate_leaves_out_the_look_that_compiled(clock):
     lines.show(1, {})
     clock.now += 6
     lines.show(601, {})
-    assert stream.getvalue().split("\n")[1] == "step 601/1000    100 steps/s"
+    assert stream.getvalue().split("\n")[1] == "step 601/1000  100 steps/s"
+
+
+def test_what_is_told_stands_on_a_line_of_its_own(clock, monkeypatch):
+    stream = io.StringIO()
+    lines = progress.make_progress(True, 0, 100, stream)
+    lines.tell("going on from step 7")
+    lines.show(10, {"fit": 1.0})
+    lines.tell("step 10 saved")
+    lines.close()
+    assert stream.getvalue() == "going on from step 7\nstep 10/100  fit 1.000e+00\nstep 10 saved\n"
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    bar = progress.make_progress(True, 0, 100, terminal)
+    bar.tell("going on from step 7")
+    bar.close()
+    assert "going on from step 7\n" in plain(terminal)
+    progress.make_progress(False, 0, 100, stream).tell("nothing")
+    assert "nothing" not in stream.getvalue()
 
 
 def test_a_run_without_an_update_prints_nothing(clock):
@@ -106,4 +124,4 @@ def test_the_standard_stream_is_that_of_errors(capsys):
     lines.show(10, {"fit": 1.0})
     lines.close()
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "step 10/100  fit 1.000e+00  \n")
+    assert (captured.out, captured.err) == ("", "step 10/100  fit 1.000e+00\n")

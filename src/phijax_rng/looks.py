@@ -92,6 +92,8 @@ class Looks:
                 if save:
                     self.save()
                 self._checkpoints.wait()
+                if save:
+                    self._display.tell(f"step {self.step} is saved in {self._checkpoints.directory}")
         except SaveError as error:
             error.state = self.state
             raise

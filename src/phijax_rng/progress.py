@@ -17,6 +17,9 @@ class Silent:
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes note of a step and its losses."""
 
+    def tell(self, text: str) -> None:
+        """Says something beside the steps: where the run goes on, where it was saved."""
+
     def close(self) -> None:
         """Ends the display."""
 
@@ -30,7 +33,7 @@ class _Rate:
     def at(self, step: int) -> str:
         self._seen = [*self._seen[-9:], (time.perf_counter(), step)]
         (before, first), (now, last) = self._seen[0], self._seen[-1]
-        return f"{(last - first) / (now - before):.0f} steps/s" if last > first else ""
+        return f"{(last - first) / max(now - before, 1e-9):.0f} steps/s" if last > first else ""
 
 
 class Lines(Silent):
@@ -45,9 +48,15 @@ class Lines(Silent):
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the line, and prints it if the last is old enough."""
-        self._line = f"step {step}/{self._stop}  {_metrics(metrics)}  {self._rate.at(step)}"
+        shown = (f"step {step}/{self._stop}", _metrics(metrics), self._rate.at(step))
+        self._line = "  ".join(part for part in shown if part)
         if time.perf_counter() - self._shown >= _SECONDS_BETWEEN_LINES:
             self._print()
+
+    def tell(self, text: str) -> None:
+        """Prints the text on a line of its own, behind what is waiting to be printed."""
+        self._print()
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Prints the last line."""
@@ -82,7 +91,8 @@ class Bar(Silent):
             TimeRemainingColumn(),
             console=Console(file=stream),
             redirect_stdout=False,
-            redirect_stderr=False,
+            # What is logged meanwhile goes above the bar.
+            redirect_stderr=stream is sys.stderr,
         )
         self._task: Any = self._progress.add_task(
             "fit", total=stop, completed=start, losses="compiling", rate=""
@@ -93,6 +103,10 @@ class Bar(Silent):
         """Moves the bar."""
         rate = self._rate.at(step)
         self._progress.update(self._task, completed=step, losses=_metrics(metrics), rate=rate)
+
+    def tell(self, text: str) -> None:
+        """Prints the text above the bar."""
+        self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leaves the bar as it stands."""

@@ -46,4 +46,4 @@ class StopSignals:
             raise KeyboardInterrupt(f"interrupted twice: {self.standing()}")
         if self.received is None:
             self.received = signal.Signals(number)
-            _log.warning("%s: stopping at the next look; a compilation is not cut short", self.received.name)
+            _log.warning("%s: stopping at the next look", self.received.name)

@@ -256,15 +256,18 @@ class Trainer:
         run = run.placed(self.device)
         record = Record(run.contract(self), run.source, start, restored, on_change)
         record.refuse_early()
+        display = make_progress(self.progress, first, self.max_steps)
         looks = Looks(
             run.state,
             record,
             checkpoints=self.checkpoints,
-            display=make_progress(self.progress, first, self.max_steps),
+            display=display,
             log_every_n_steps=self.log_every_n_steps,
             callbacks=self.callbacks,
         )
         signals.standing = looks.standing
+        if start.continues:
+            display.tell(f"going on from step {first}")
         try:
             self._advance(run, looks, record, signals)
         except NonFiniteError as error:
