@@ -130,7 +130,7 @@ def test_no_process_setting_moves_a_key(setting):
             jax.random.key(0, impl="philox2x32"),
             ValueError,
             f"seed must be a key of {TESTED}; got one of 'philox2x32', refused because its keys have "
-            "32 bits, so keys of a run of 65536 steps are expected to collide. "
+            "32 bits, so of 100000 steps two are more likely than not to share a key. "
             "Make the key with jax.random.key(seed).",
         ),
     ],

@@ -27,8 +27,8 @@ from phijax_rng import _checks
 class LossBalancer(Protocol):
     """Combines named losses, and may adapt how.
 
-    A balancer may also offer `update(...)` together with `update_every_n_steps`, `update_start_step` and
-    `diagnostic_batch_sizes`; without them its state never changes.
+    Its state never changes: the trainer of this version calls no `update` and refuses a balancer that
+    offers one.
     """
 
     @property

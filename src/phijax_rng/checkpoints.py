@@ -25,6 +25,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from orbax.checkpoint import future as ocp_future
 
 from phijax_rng import _checks, manifest
 from phijax_rng._lock import DirectoryLock
-from phijax_rng.contract import dumps, loads
+from phijax_rng.contract import SCHEMA, dumps, loads
 from phijax_rng.errors import DamagedCheckpointError, SaveError
 from phijax_rng.manifest import MODEL, Leaf
 from phijax_rng.state import TrainState
@@ -47,7 +48,9 @@ _log = logging.getLogger("phijax_rng")
 
 _DOCUMENT = "document"
 _DOCUMENT_FILE = "document.json"
-_DOCUMENT_SCHEMA = 1
+
+_MOST_CLEARINGS = 20
+_SECONDS_BETWEEN_CLEARINGS = 0.1
 
 # Running out of memory says nothing about the files.
 _NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
@@ -167,6 +170,7 @@ class Checkpoints:
         arrays = {part: manifest.stored_arrays(leaves) for part, leaves in parts.items()}
         items = {part: ocp.args.StandardSave(stored) for part, stored in arrays.items() if stored}
         document = _SaveDocument(parts, arrays, dict(contract or {}))
+        self._lock.acquire()
         self._in_flight = step
         try:
             self._writer().save(step, args=ocp.args.Composite(**items, document=document), force=True)
@@ -298,7 +302,6 @@ class Checkpoints:
 
     def _writer(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            self._lock.acquire()
             self._manager = ocp.CheckpointManager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
@@ -317,6 +320,7 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):
                 manager.close()
+        self._clear_leftovers()
         kept = _checks.shown(self.steps) if self.directory.is_dir() else "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
@@ -324,6 +328,16 @@ class Checkpoints:
             f"On disk: {kept}. Make room or mend the permissions, and save again.",
             step=step,
         )
+
+    def _clear_leftovers(self) -> None:
+        """Removes what a failed save left, while writers of other parts of it may still be at work."""
+        for _ in range(_MOST_CLEARINGS):
+            leftovers = [p for p in self.directory.glob("*.orbax-checkpoint-tmp*") if p.is_dir()]
+            if not leftovers:
+                return
+            for leftover in leftovers:
+                shutil.rmtree(leftover, ignore_errors=True)
+            time.sleep(_SECONDS_BETWEEN_CLEARINGS)
 
     def _step_before(self, step: int) -> int | None:
         """The step that this one says it came from, if that is on disk; else the next lower one."""
@@ -455,7 +469,7 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         }
         return dumps(
             {
-                "schema": _DOCUMENT_SCHEMA,
+                "schema": SCHEMA,
                 "leaves": manifest.describe(self.parts),
                 "digests": digests,
                 "contract": self.contract,

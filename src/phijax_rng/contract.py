@@ -65,11 +65,13 @@ _SURVIVES = (
 # loss cannot be told from the change itself.
 _MOVES_PROGRAM = ("versions.jax", "settings.jax", "machine.platform", "machine.devices", "source")
 
+_HINTS = {"training.program": " (another learning rate, loss, model or captured array)"}
+
 _ABSENT = "(absent)"
 _UNKNOWN = (None, _ABSENT)
 
-# A state may come without its root, and a save may come before the program is compiled.
-_MAY_BE_UNKNOWN = ("keys.root", "keys.source", "training.program")
+# A state may come without its root, a save before the program is compiled, a source end with the run.
+_MAY_BE_UNKNOWN = ("keys.root", "keys.source", "training.losses", "training.program", "canary")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Difference:
     survives: str
 
     def __str__(self) -> str:
-        return f"{self.setting}: {_shown(self.saved)} in the checkpoint, {_shown(self.current)} in this run"
+        both = f"{_shown(self.saved)} in the checkpoint, {_shown(self.current)} in this run"
+        return f"{self.setting}: {both}{_HINTS.get(self.setting, '')}"
 
 
 def build(

@@ -108,8 +108,8 @@ class Looks:
         return f"the checkpoint at step {step} in {self._checkpoints.directory} stands"
 
     def save(self) -> None:
-        """Saves the state as it stands, unless it is on disk already."""
-        if self._checkpoints is None:
+        """Saves the state as it stands, unless it is on disk already or came from another save as it is."""
+        if self._checkpoints is None or not self._record.may_save:
             return
         try:
             self._checkpoints.wait()

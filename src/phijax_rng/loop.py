@@ -69,6 +69,7 @@ class TrainLoop:
 
     Attributes:
         names: the names of the recorded numbers, in the order the step returns them.
+        loss_names: those of them that are losses.
         program: SHA-256 of the program's StableHLO text.
     """
 
@@ -113,7 +114,7 @@ class TrainLoop:
         program = jax.jit(functools.partial(_program, update), donate_argnums=0)
         lowered = program.lower(*arguments)
         self.names = recorded.names
-        self._loss_names = recorded.loss_names
+        self.loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
 
@@ -159,7 +160,7 @@ class TrainLoop:
         records = {name: column[:count] for name, column in named.items()}
         chunk = Chunk(state, end, start, records, nonfinite[:count])
         if halted:
-            raise _nonfinite_error({name: named[name][count] for name in self._loss_names}, chunk)
+            raise _nonfinite_error({name: named[name][count] for name in self.loss_names}, chunk)
         return chunk
 
     def _split_source(self, source: Any) -> tuple[Callable[[Any], Any], list[jax.Array]]:

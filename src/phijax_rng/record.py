@@ -8,17 +8,20 @@ at each save       the canary of the next batch, and the parent step
 
 import concurrent.futures
 import dataclasses
+import logging
 import uuid
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import contract, keys
+from phijax_rng import contract
 from phijax_rng.digest import digest
 from phijax_rng.errors import RunChangedError
 from phijax_rng.sources import ask
 from phijax_rng.starts import Restored, Start
 from phijax_rng.state import TrainState
+
+_log = logging.getLogger("phijax_rng")
 
 
 class Record:
@@ -26,6 +29,7 @@ class Record:
 
     Attributes:
         own: whether the trainer's own run goes on.
+        may_save: whether what changed since the save has been settled, so that a new save tells of it.
         changes: what was let pass at each resume: step, surviving level, settings with both values.
     """
 
@@ -48,7 +52,8 @@ class Record:
         self._base = base
         self._on_change = on_change
         self._source = source
-        self._saved = (restored.contract or _keys_of(restored.state)) if start.continues else {}
+        self._saved = (restored.contract or {"keys": restored.streams}) if start.continues else {}
+        self.may_save = not self._saved
         self._contents: dict[str, str] | None = None
         self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
         self._hashing = self._worker.submit(contract.digest_contents, source)
@@ -65,20 +70,28 @@ class Record:
             current = {name: value for name, value in self._base.items() if name in known}
             _refuse(contract.compare(_without_program(known), current), self._step)
 
-    def settle(self, state: TrainState, program: str | None) -> None:
+    def settle(
+        self, state: TrainState, program: str | None, loss_names: tuple[str, ...] | None = None
+    ) -> None:
         """Compares everything; refuses, warns of or passes over what changed, and records it.
 
         Args:
             state: what the run starts from.
             program: the program's digest; `None` if there is nothing left to run.
+            loss_names: the losses that the program records; `None` likewise.
 
         Raises:
             RunChangedError: keys or batches would not be those of the saved run, with `on_change="error"`.
         """
         if program is not None:
-            self._base = {**self._base, "training": {**self._base["training"], "program": program}}
+            training = {**self._base["training"], "program": program, "losses": list(loss_names or ())}
+            self._base = {**self._base, "training": training}
         if not self._saved:
             return
+        self._compare(state, program)
+        self.may_save = True
+
+    def _compare(self, state: TrainState, program: str | None) -> None:
         saved = dict(self._saved)
         current = {name: value for name, value in self._complete().items() if name in saved}
         if program is None:
@@ -93,7 +106,7 @@ class Record:
         level = contract.surviving(differences)
         settings = [dataclasses.asdict(difference) for difference in differences]
         self.changes.append({"step": self._step, "survives": level, "settings": settings})
-        warnings.warn(_told(differences, self._step), UserWarning, stacklevel=5)
+        warnings.warn(_told(differences, self._step), UserWarning, stacklevel=6)
 
     def at(self, state: TrainState) -> dict[str, Any]:
         """The contract to save with this state; the next one will name it as its parent."""
@@ -113,9 +126,19 @@ class Record:
     def _complete(self) -> dict[str, Any]:
         return {**self._base, "contents": self._hashing.result()}
 
-    def _canary(self, state: TrainState) -> str:
-        """The digest of the batch that comes next."""
-        return digest(ask(self._source, int(state.step), state.sampler_state))
+    def _canary(self, state: TrainState) -> str | None:
+        """The digest of the batch that comes next; `None` if the source cannot give it.
+
+        A source may end where training does, and a save must not fail for it.
+        """
+        try:
+            batch = ask(self._source, int(state.step), state.sampler_state)
+        except Exception as error:  # whatever a user's source raises
+            _log.info(
+                "the source gave no batch for step %d, so the save has no canary: %r", state.step, error
+            )
+            return None
+        return digest(batch)
 
 
 def _origin(start: Start, restored: Restored, before: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -126,16 +149,6 @@ def _origin(start: Start, restored: Restored, before: Mapping[str, Any]) -> dict
         "step": restored.step,
         "weights_only": start.weights_only,
         "id": before.get("id"),
-    }
-
-
-def _keys_of(state: TrainState) -> dict[str, Any]:
-    """What a state that was saved without a contract still says."""
-    return {
-        "keys": {
-            "sampling": keys.fingerprint(state.sampling_key),
-            "balancer": keys.fingerprint(state.balancer_key),
-        }
     }
 
 

@@ -56,7 +56,10 @@ class StepSampler(Protocol):
 
 @runtime_checkable
 class AdaptiveSampler(Protocol):
-    """Draws rows from a key and a state that follows the residuals, at absolute steps."""
+    """Draws rows from a key and a state that follows the residuals, at absolute steps.
+
+    `NamedBatchSource` draws from it; the trainer of this version does not refresh it and refuses it.
+    """
 
     def init(self, key: KeyScalar) -> Any:
         """The state before the first refresh."""

@@ -18,6 +18,7 @@ samplers, so their order is part of the run.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -240,6 +241,26 @@ class NamedBatchSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in {**state, "key": keys.from_fingerprint(state["key"])}.items():
             object.__setattr__(self, name, value)
+
+
+class HostSource:
+    """A source that is asked on the host, by one thread at a time; otherwise the source it holds.
+
+    The thread that draws ahead and the one that saves both ask; a reader or a generator that is
+    seeded anew for each step must not be asked by both at once.
+    """
+
+    def __init__(self, source: Any):
+        self._source = source
+        self._lock = threading.Lock()
+
+    def __call__(self, step: Any) -> Any:
+        """The batch of a step, as a Python int."""
+        with self._lock:
+            return self._source(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def ask(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Any:

@@ -66,13 +66,17 @@ class Start:
         A named step must be intact; without one, damaged steps are passed over with a warning.
         """
         if self.checkpoints is None:
-            return Restored(fresh, {}, None)
+            return Restored(fresh, {}, None, {})
         if self.step is None:
             state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
         else:
             step = self.step
             state = self.checkpoints.restore(fresh, step, weights_only=self.weights_only)
-        return Restored(state, self.checkpoints.contract(step), step)
+        streams = {
+            "sampling": keys.fingerprint(state.sampling_key),
+            "balancer": keys.fingerprint(state.balancer_key),
+        }
+        return Restored(state, self.checkpoints.contract(step), step, streams)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +87,13 @@ class Restored:
         state: the train state.
         contract: the contract it was saved with; empty for a fresh run.
         step: the step it was saved at; `None` for a fresh run.
+        streams: fingerprints of the saved keys, for a state that was saved without a contract.
     """
 
     state: TrainState
     contract: Mapping[str, Any]
     step: int | None
+    streams: Mapping[str, str]
 
 
 def decide(

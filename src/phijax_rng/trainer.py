@@ -26,7 +26,9 @@ from phijax_rng.module import DataModule, LossModule
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.record import Record
+from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.signals import StopSignals
+from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
 
@@ -229,19 +231,20 @@ class Trainer:
         self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any
     ) -> Iterator[starts.Start]:
         """Where to start, with the trainer's directory locked until the run has ended."""
-        start = starts.decide(
-            self.checkpoints,
-            resume=resume,
-            ckpt_path=ckpt_path,
-            ckpt_step=ckpt_step,
-            weights_only=weights_only,
-        )
+        words = {
+            "resume": resume,
+            "ckpt_path": ckpt_path,
+            "ckpt_step": ckpt_step,
+            "weights_only": weights_only,
+        }
+        start = starts.decide(self.checkpoints, **words)
         if self.checkpoints is None:
             yield start
             return
         self.checkpoints.lock()
         with self.checkpoints:
-            yield start
+            # Again, now that no other job can change what is there.
+            yield starts.decide(self.checkpoints, **words)
 
     def _train(
         self,
@@ -293,6 +296,7 @@ class Trainer:
         feed = make_feed(run.source, looks.step, self.max_steps)
         try:
             _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
+            _require_no_adaptive(run.source)
             loop = TrainLoop(
                 run.train_step,
                 run.state,
@@ -301,7 +305,7 @@ class Trainer:
                 device=self.device,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
             )
-            record.settle(run.state, loop.program)
+            record.settle(run.state, loop.program, loop.loss_names)
             if record.own and self.checkpoints is not None:
                 self.checkpoints.supersede_after(looks.step)
             self._loop(loop, feed, looks, loop.place(run.state), signals)
@@ -337,9 +341,12 @@ class _Run:
 
     def placed(self, device: Any) -> "_Run":
         """With the source as it wants to be asked on this device."""
-        if not callable(getattr(self.source, "prepare", None)):
-            return self
-        return dataclasses.replace(self, source=self.source.prepare(device or default_device()))
+        source = self.source
+        if callable(getattr(source, "prepare", None)):
+            source = source.prepare(device or default_device())
+        if not getattr(source, "traceable", False):
+            source = HostSource(source)
+        return dataclasses.replace(self, source=source)
 
     def contract(self, trainer: Trainer) -> dict[str, Any]:
         """What this run promises, as far as it is known before it compiles."""
@@ -430,11 +437,26 @@ def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
         )
 
 
+def _require_no_adaptive(source: Any) -> None:
+    samplers = getattr(source, "samplers", {})
+    adaptive = [name for name, sampler in samplers.items() if isinstance(sampler, AdaptiveSampler)]
+    if adaptive:
+        raise ValueError(
+            f"samplers[{adaptive[0]!r}] follows residuals, which this trainer does not refresh. "
+            "Draw from it in a loop of your own."
+        )
+
+
 def _require_module(module: Any, balancer: Any) -> None:
     if not isinstance(module, LossModule):
         raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
     if balancer is not None and not isinstance(balancer, LossBalancer):
         raise TypeError(f"balancer must be a LossBalancer, got {balancer!r}. Use StaticLossBalancer.")
+    if callable(getattr(balancer, "update", None)):
+        raise ValueError(
+            f"balancer must not offer update, which this version does not call, got {balancer!r}. "
+            "Use StaticLossBalancer, or adapt the weights in a train_step of your own."
+        )
 
 
 def _require_optimizer(optimizer: Any) -> None:
