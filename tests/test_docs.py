@@ -150,7 +150,7 @@ def test_a_page_may_set_the_environment_of_its_process(tmp_path: Path) -> None:
         import os
         print(os.environ["XLA_FLAGS"].split(), os.environ["A"], repr(os.environ["B"]))
         ```
-        """  # noqa: E501 - a comment of a page is one line
+        """
     flags = ["--xla_force_host_platform_device_count=8", "--xla_cpu_enable_fast_math=false"]
     assert run(page, tmp_path) == f"{flags} 1 ''\n"
 

@@ -84,7 +84,8 @@ class Record:
             RunChangedError: keys or batches would not be those of the saved run, with `on_change="error"`.
         """
         if program is not None:
-            training = {**self._base["training"], "program": program, "losses": list(loss_names or ())}
+            training = {**self._base["training"], "program": program}
+            training["losses"] = training.get("losses") or list(loss_names or ())
             self._base = {**self._base, "training": training}
         if not self._saved:
             return

@@ -30,7 +30,7 @@ from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.signals import StopSignals
 from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState, initialize_train_state
-from phijax_rng.step import LossTrainStep, TrainStep
+from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
 
 _ON_CHANGE = ("error", "warn")
 
@@ -305,7 +305,7 @@ class Trainer:
                 device=self.device,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
             )
-            record.settle(run.state, loop.program, loop.loss_names)
+            record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
             if record.own and self.checkpoints is not None:
                 self.checkpoints.supersede_after(looks.step)
             self._loop(loop, feed, looks, loop.place(run.state), signals)

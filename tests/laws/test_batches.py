@@ -29,21 +29,21 @@ SAMPLERS = {  # not in alphabetical order
     "walls": RandomRowSampler(rows_of(1000)),
     "corners": RandomRowSampler(rows_of(4)),
     "data": RandomRowSampler(rows_of(1000), replace=False),
-    "ascending": RandomRowSampler(rows_of(1000), sort_axis=0),
     "moving": SpaceTimeSampler({"inputs": np.ones((9, 2), np.float32)}, (0.0, 0.6), sort_axis=None),
 }
-SIZES = {"pde": 17, "walls": 5, "corners": "all", "data": 8, "ascending": 3, "moving": 4}
+SIZES = {"pde": 17, "walls": 5, "corners": "all", "data": 8, "moving": 4}
 NAMES = tuple(SAMPLERS)
 
 
-def source(seed):
-    return NamedBatchSource(SAMPLERS, SIZES, keys.root_key(seed))
+def source(seed, names=NAMES):
+    samplers = {name: SAMPLERS[name] for name in names}
+    return NamedBatchSource(samplers, {name: SIZES[name] for name in names}, keys.root_key(seed))
 
 
 def in_order(source, step):
     """The batches as a tuple: JAX would hand a dict back in sorted order."""
     batches = source(step)
-    assert tuple(batches) == NAMES
+    assert tuple(batches) == source.names
     return tuple(batches.values())
 
 
@@ -106,7 +106,7 @@ def test_a_batch_is_the_same_eager_jitted_scanned_and_mapped(seed, steps):
 @few
 @given(st.lists(seeds, min_size=3, max_size=3), steps)
 def test_a_batch_is_the_same_mapped_over_sources(seeds, step):
-    sources = [source(seed) for seed in seeds]
+    sources = [source(seed, ("pde", "data")) for seed in seeds]
     eager = jax.tree.map(lambda *rows: np.stack(rows), *[in_order(own, step) for own in sources])
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sources)
     same(in_vmap_over_sources(together, step), eager)
@@ -119,7 +119,7 @@ def test_another_step_or_seed_is_another_batch(seed, step):
     other_seed = in_order(source(seed ^ 1), step)
     for other in (other_step, other_seed):
         for name, rows, moved in zip(NAMES, batches, other, strict=True):
-            # Three rows of a thousand come again about once in 1e8 examples.
+            # Five rows of a thousand come again about once in 1e15 examples.
             assert (first_difference(rows, moved) is None) == (name == "corners")
 
 
@@ -165,12 +165,10 @@ def test_a_source_keeps_its_batches_and_their_order_through_any_chain_of_carrier
     same(in_order(carried, step), in_order(source(seed), step))
 
 
-@settings(max_examples=5)  # every order is a program of its own
+@settings(max_examples=3)  # every order is a program of its own
 @given(st.permutations(["walls", "corners", "pde"]), steps)
 def test_the_order_is_that_of_the_declaration_and_part_of_the_run(order, step):
-    chosen = {name: SAMPLERS[name] for name in order}
-    own = NamedBatchSource(chosen, {name: SIZES[name] for name in order}, keys.root_key(0))
-    batches = own(step)
+    batches = source(0, order)(step)
     assert tuple(batches) == tuple(order)
     places = jax.random.split(jax.random.fold_in(keys.root_key(0), step), len(order))
     for place, name in enumerate(order):
