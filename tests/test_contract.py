@@ -151,7 +151,7 @@ def own_key_hidden(step):
         {"training": training(losses=None)},
         {"training": training(program=ABSENT)},
     ],
-    ids=["root", "program", "no program yet"],
+    ids=["root", "program", "losses", "no program yet"],
 )
 def test_what_one_side_does_not_know_is_not_compared(changes):
     for saved, now in ((build(), build(**changes)), (build(**changes), build())):
