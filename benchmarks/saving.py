@@ -5,6 +5,7 @@ Orbax alone is its `CheckpointManager` with `StandardSave` and `StandardRestore`
 digests, no contract, keys as their words.
 """
 
+import functools
 import itertools
 import shutil
 import tempfile
@@ -53,17 +54,21 @@ def figures(pairs: int) -> Iterator[Figure]:
 
 def _saves(folder: Path, state: pr.TrainState, pairs: int) -> Iterator[Figure]:
     fresh = (folder / str(number) for number in itertools.count())
-    arrays = as_arrays(state)
+    arrays, later = as_arrays(state), state.replace(step=jax.numpy.int32(2))
 
+    # The second save of a run is timed; the first sets things up.
     def ours() -> tuple[Seconds, Seconds]:
         with pr.Checkpoints(next(fresh)) as checkpoints:
-            return _then(lambda: checkpoints.save(state), checkpoints.wait)
+            checkpoints.save(state)
+            checkpoints.wait()
+            return _then(lambda: checkpoints.save(later), checkpoints.wait)
 
     def orbax() -> tuple[Seconds, Seconds]:
         with ocp.CheckpointManager(next(fresh)) as manager:
-            return _then(
-                lambda: manager.save(1, args=ocp.args.StandardSave(arrays)), manager.wait_until_finished
-            )
+            for step in (1, 2):
+                saving = functools.partial(manager.save, step, args=ocp.args.StandardSave(arrays))
+                seconds = _then(saving, manager.wait_until_finished)
+            return seconds
 
     samples = interleaved(_cleaning(folder, ours), _cleaning(folder, orbax), pairs)
     for index, label in enumerate(("an asynchronous save of 100 MB returns", "... and is on disk")):

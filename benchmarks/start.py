@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,11 @@ def figures(pairs: int) -> Iterator[Figure]:
 
 def _measured(whose: str) -> Any:
     child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.start", whose], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks.start", whose],
+        cwd=Path(__file__).resolve().parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     sample = json.loads(child.stdout)
     return {name: np.array(seconds) for name, seconds in sample.items()}

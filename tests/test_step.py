@@ -186,6 +186,16 @@ def test_a_floating_leaf_handed_back_as_it_came_is_trained_and_decayed():
     np.testing.assert_allclose(state.model_state["unused"], 0.95, rtol=1e-6)
 
 
+def test_the_optimizer_sees_no_gradient_of_a_variable():
+    def losses(model_state, batches):
+        loss = jnp.sum(model_state["w"]) + 1e6 * jnp.sum(model_state["mean"])
+        return StepOutput({"fit": loss}, {**model_state, "mean": model_state["mean"] + 1})
+
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+    state, _ = updated(losses, {"w": jnp.zeros(4), "mean": jnp.zeros(4)}, clipped)
+    np.testing.assert_allclose(state.model_state["w"], -0.5, rtol=1e-6)
+
+
 def test_no_gradient_flows_into_a_variable_of_the_next_step():
     def losses(model_state, batches):
         renewed = {**model_state, "sum": jnp.sum(model_state["w"])}

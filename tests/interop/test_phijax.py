@@ -268,17 +268,23 @@ def rounding(low: Any, high: Any) -> np.ndarray[Any, Any]:
 # The balancer
 
 
+@pytest.mark.parametrize(
+    ("wrap", "cases"),
+    [
+        pytest.param(lambda combine: combine, 100, id="eager"),
+        pytest.param(jax.jit, 8, id="jitted"),  # compiled for each choice of weights
+    ],
+)
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_weighted_losses_are_summed_to_the_same_bits(count: int) -> None:
+def test_weighted_losses_are_summed_to_the_same_bits(
+    count: int, wrap: Callable[..., Any], cases: int
+) -> None:
     names = tuple(f"loss{i}" for i in range(count))
-    for wrap in (jax.jit, lambda combine: combine):
-        combine = wrap(StaticLossBalancer(names).combine)
-        combine_theirs = wrap(phijax.balancers.StaticLossBalancer(names).combine)
-        for weights, losses in balancing_cases(names, 100):
-            # The weights are part of the state, so one compilation serves all of them.
-            state = StaticLossBalancer(names, weights=weights).initialize()
-            state_theirs = phijax.balancers.StaticLossBalancer(names, weights=weights).initialize()
-            assert_trees_bitwise_equal(combine(losses, state), combine_theirs(losses, state_theirs))
+    for weights, losses in balancing_cases(names, cases):
+        ours = StaticLossBalancer(names, weights=weights)
+        theirs = phijax.balancers.StaticLossBalancer(names, weights=weights)
+        expected = wrap(theirs.combine)(losses, theirs.initialize())
+        assert_trees_bitwise_equal(wrap(ours.combine)(losses, ours.initialize()), expected)
 
 
 def test_losses_without_a_balancer_are_summed_as_with_unit_weights() -> None:
