@@ -63,7 +63,7 @@ def test_all_rows_come_in_the_order_of_the_pool_whatever_the_key(replace):
 
 
 @pytest.mark.parametrize("method", ["permutation", "sort"])
-@pytest.mark.parametrize(("size", "n"), [(1, 1), (7, 7), (64, 64), (50, 1000)])
+@pytest.mark.parametrize(("size", "n"), [(7, 7), (50, 1000)])
 def test_no_row_comes_twice_without_replacement(method, size, n):
     drawn = indices(RandomRowSampler(indexed(n), replace=False, method=method), size)
     assert len(set(drawn.tolist())) == size
