@@ -389,7 +389,7 @@ def all_words(batch):
 
 @pytest.mark.parametrize(
     ("implementation", "count"),
-    [("threefry2x32", 300), ("threefry4x32", 8), ("philox4x32", 300), ("rbg", 300)],
+    [("threefry2x32", 300), ("threefry4x32", 2), ("philox4x32", 300), ("rbg", 300)],
 )
 def test_a_stream_meets_no_step_key_and_no_child_of_a_split(implementation, count):
     key = jax.random.key(0, impl=implementation)

@@ -3,7 +3,7 @@
 XLA contracts `lo + span * u` into one fused multiply-add in some kernels and not in others, by
 batch size, sharding and instruction set. Here the product's bits pass through an exclusive-or with
 a zero that the compiler cannot prove, so the product is rounded before the sum, always: the
-result is that of NumPy's two operations.
+result is that of NumPy's two operations, for normal magnitudes (XLA on CPU flushes subnormals to zero).
 """
 
 import jax
