@@ -44,7 +44,7 @@ class Poison:
         return {
             "data": {
                 "target": jnp.sin(step.astype(jnp.float32)),
-                "loss": jnp.where(step == self.loss, jnp.nan, 0.0),
+                "loss": jnp.where(jnp.any(step == self.loss), jnp.nan, 0.0),
                 "gradient": jnp.where(step == self.gradient, 0.0, 1.0),
                 "diagnostic": jnp.where(step == self.diagnostic, jnp.nan, 0.0),
             }
@@ -161,11 +161,71 @@ def test_the_callers_arrays_stay_alive_and_unchanged():
     for state in (given, on_host):
         placed = loop.place(state)
         loop.run(placed, 3, source)
-        # The loop did consume what it was given; otherwise nothing is shown here.
-        assert placed.model_state["hidden"]["kernel"].is_deleted()
-        assert placed.rng_key.is_deleted()
         assert_trees_bitwise_equal(state, before)
+        assert_trees_bitwise_equal(placed, before)
     assert_trees_bitwise_equal(source.key, problem.source().key)
+
+
+def test_a_placed_state_does_not_follow_the_numpy_arrays_it_came_from():
+    room = np.ones(64, np.float32)
+    first = (-room.ctypes.data % 64) // 4
+    weights = room[first : first + 3]  # aligned, so that JAX would share its memory if it may
+    shared = jax.device_put(weights, jax.local_devices()[0], may_alias=True)
+    given = poisoned_state().replace(model_state={"w": weights})
+    placed = TrainLoop(POISONED_STEP, given, Poison()).place(given)
+    weights[:] = 7
+    assert (np.asarray(shared) == 7).all(), "nothing is shared here, so nothing is shown"
+    assert (np.asarray(placed.model_state["w"]) == 1).all()
+
+
+# Refresh
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Adds what the source gives to a counter in `balancer_state`, at multiples of `every`."""
+
+    every: int | jax.Array
+
+    def __call__(self, state, source):
+        more = source(state.step)["data"]["target"]
+        count = state.balancer_state["count"]
+        fires = state.step % self.every == 0
+        return state.replace(balancer_state={"count": jnp.where(fires, count + more, count)})
+
+
+def counted(stop, every, chunk_size=None, **poison):
+    state = poisoned_state().replace(balancer_state={"count": jnp.float32(0)})
+    policy = "skip" if poison else "raise"
+    loop = TrainLoop(POISONED_STEP, state, Poison(**poison), refresh=Count(every), on_nonfinite=policy)
+    state = loop.place(state)
+    for end in range(chunk_size or stop, stop + 1, chunk_size or stop):
+        state = loop.run(state, end).state
+    return state
+
+
+def test_a_refresh_comes_before_the_batch_of_its_step_whatever_the_chunks():
+    steps = np.arange(20)
+    for every in (1, 3, 7):
+        expected = np.sum(np.sin(steps[steps % every == 0].astype(np.float32)))
+        state = counted(20, every)
+        np.testing.assert_allclose(state.balancer_state["count"], expected, atol=1e-5)
+        assert_trees_bitwise_equal(counted(20, every, chunk_size=4), state)
+        assert_trees_bitwise_equal(state.model_state, poisoned_run(20).state.model_state)
+
+
+def test_another_schedule_of_a_refresh_compiles_nothing():
+    counted(20, 3)
+    with _problems.compilations() as compiled:
+        counted(20, 5)
+    assert [name for name in compiled if "_program" in name] == []
+
+
+def test_a_refresh_is_kept_where_the_update_of_its_step_is_left_out():
+    state = counted(20, 3, loss=6)
+    assert_trees_bitwise_equal(state.balancer_state, counted(20, 3).balancer_state)
+    assert first_difference(state.model_state, counted(20, 3).model_state) is not None
 
 
 # Executables
@@ -352,6 +412,21 @@ def test_skip_leaves_the_update_out_and_spends_step_and_key(where):
     assert first_difference(skipped, clean) is not None
     loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
     assert_trees_bitwise_equal(chunk.state, loop.run(loop.place(expected), 20).state)
+
+
+@pytest.mark.parametrize("bad", [(0,), (19,), (0, 1, 2), (3, 4, 11, 19)], ids=str)
+def test_skip_leaves_out_every_update_that_is_not_finite(bad):
+    loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
+    expected = loop.place(poisoned_state())
+    for step in range(20):
+        following = loop.run(expected, step + 1).state
+        spent = expected.replace(step=following.step, rng_key=following.rng_key)
+        expected = spent if step in bad else following
+    chunk = poisoned_run(20, policy="skip", loss=np.array(bad))
+    assert np.flatnonzero(chunk.nonfinite).tolist() == list(bad)
+    assert np.flatnonzero(np.isnan(chunk.records["term"])).tolist() == list(bad)
+    assert_trees_bitwise_equal(chunk.state, expected)
+    assert {len(column) for column in chunk.records.values()} == {20}
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

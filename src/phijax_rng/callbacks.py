@@ -34,30 +34,20 @@ class Event:
     step: int
     metrics: Mapping[str, float]
     _state: TrainState
-    _balancer_key: KeyScalar
 
     @classmethod
     def of(cls, state: TrainState, metrics: Mapping[str, float]) -> "Event":
-        """The event of a state whose arrays the next chunk will consume."""
-        return cls(int(state.step), dict(metrics), state, _copy(state.balancer_key))
+        """The event of a state."""
+        return cls(int(state.step), dict(metrics), state)
 
     @property
     def state(self) -> TrainState:
-        """A copy of the train state, the caller's to keep; to be asked for while the callback runs.
-
-        Raises:
-            RuntimeError: the run has gone on since.
-        """
-        if self._state.step.is_deleted():
-            raise RuntimeError(
-                f"the state of step {self.step} is gone, since the run has gone on. Ask for event.state "
-                "while the callback runs, and keep what it gives."
-            )
+        """A copy of the train state, the caller's to keep, to write into or to donate."""
         return jax.tree.map(_copy, self._state)
 
     def key(self, *names: str) -> KeyScalar:
         """A key of a named stream at this step, apart from every stream that training draws from."""
-        own = keys.stream(self._balancer_key, "callback", *names)
+        own = keys.stream(self._state.balancer_key, "callback", *names)
         return keys.fold_in(own, self.step)
 
 

@@ -7,7 +7,6 @@ update or after a thousand, the run ends in the same bits.
 import logging
 from typing import Any
 
-import jax
 import numpy as np
 
 from phijax_rng.callbacks import Callback, Event, call, next_step
@@ -81,10 +80,8 @@ class Looks:
         self._end(save=True)
 
     def abandon(self) -> None:
-        """After an error: saves what the updates before it reached, if the error left it alive."""
-        arrays = [leaf for leaf in jax.tree.leaves(self.state) if isinstance(leaf, jax.Array)]
-        alive = not any(leaf.is_deleted() for leaf in arrays)
-        self._end(save=alive and self.step > self._first)
+        """After an error: saves what the updates before it reached."""
+        self._end(save=self.step > self._first)
 
     def _end(self, *, save: bool) -> None:
         try:

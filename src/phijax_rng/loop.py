@@ -6,8 +6,13 @@ move with it. Here every run uses the one program for every length, so where the
 never change a number.
 
     TrainLoop(train_step, state, source)    compiled ahead of time, once
-        .place(state)                       a copy that the loop may consume
+        .place(state)                       the state, as the program takes it
         .run(state, stop) -> Chunk          the state after `stop` updates, and every loss on the way
+
+The program tests every update for values that are not finite, and stops behind the first. Choosing
+between the old and the new state in every step would make a small step a fifth slower, since each choice
+waits for the test; instead the state that a call started from stays alive, and after a bad update the
+call is made again, up to the step before it. The same program on the same input gives the same bits.
 
 Executables are kept by the digest of their program, so the same program is compiled once in a process,
 and a changed closure or global is compiled anew.
@@ -18,7 +23,7 @@ import dataclasses
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -79,6 +84,7 @@ class TrainLoop:
         state: TrainState,
         source: Any,
         *,
+        refresh: Any = None,
         on_nonfinite: str = "raise",
         device: Any = None,
         while_compiling: Callable[[], None] = lambda: None,
@@ -89,6 +95,9 @@ class TrainLoop:
             train_step: `(state, batches, key) -> (state, {name: scalar})`.
             state: a state such as `run` will be called with; not consumed.
             source: `step -> batches`, traceable. A pytree's arrays are arguments of the program.
+            refresh: `(state, source) -> state`, traceable and called before each batch is drawn: where
+                adaptive samplers and balancers change what they keep, at steps that they choose. A
+                pytree's arrays are arguments of the program.
             on_nonfinite: `"raise"` stops before the first update that is not finite and raises;
                 `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` goes on.
             device: where to run; the default device for `None`.
@@ -101,32 +110,34 @@ class TrainLoop:
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
         _checks.function(train_step, "train_step")
-        policy = POLICIES.index(_checks.one_of(on_nonfinite, "on_nonfinite", POLICIES))
+        self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._sharding = jax.sharding.SingleDeviceSharding(device or default_device())
-        self._policy = self._put(np.int32(policy))
-        self._on_nonfinite = on_nonfinite
-        rebuild, self._leaves = self._split_source(source)
+        self._halting = jax.device_put(np.bool_(on_nonfinite != "ignore"), self._sharding)
+        self._refresh = refresh
+        rebuild, self._leaves = self._arguments(source)
         recorded = _Recorded(train_step)
-        scalar = np.int32(0)
-        arguments = jax.tree.map(self._abstract, (state, self._leaves, scalar, scalar))
         # Jitted so that asking for the shape of a record and the loop itself share one trace.
-        update = jax.jit(functools.partial(_guarded_update, recorded, rebuild))
-        program = jax.jit(functools.partial(_program, update), donate_argnums=0)
-        lowered = program.lower(*arguments)
+        update = jax.jit(functools.partial(_update, recorded, rebuild))
+        arguments = jax.tree.map(self._abstract, (state, self._leaves, np.int32(0), self._halting))
+        lowered = jax.jit(functools.partial(_program, update)).lower(*arguments)
+        self._left_out = jax.jit(functools.partial(_left_out, rebuild))
         self.names = recorded.names
         self.loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
 
     def place(self, state: TrainState) -> TrainState:
-        """A copy of `state` on the loop's device, strong-typed, that `run` may consume."""
+        """`state` on the loop's device and strong-typed; arrays that are so already are not copied."""
         return jax.tree.map(self._put, state)
 
     def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
         """Updates until `state.step` is `stop`, at most 4096 of them.
 
+        While it runs there are two states on the device. An update that is not finite makes it run
+        again up to that update, unless `on_nonfinite="ignore"`.
+
         Args:
-            state: from `place` or from the previous chunk. Its arrays are consumed.
+            state: from `place` or from a chunk. Its arrays stay alive.
             stop: the step to end at, above the state's own.
             source: another source of the same structure and shapes, instead of the compiled one.
 
@@ -134,52 +145,62 @@ class TrainLoop:
             NonFiniteError: with `on_nonfinite="raise"`, and the state before that update in it.
             ValueError: the train step did not raise `step` by one.
         """
-        leaves = self._leaves if source is None else self._split_source(source)[1]
+        leaves = self._leaves if source is None else self._arguments(source)[1]
         start = int(jax.device_get(state.step))
         stop = _checks.whole_number(stop, "stop", min(2**31, start + CAPACITY + 1), start=start + 1)
-        limit = jax.device_put(np.int32(stop), self._sharding)
-        following, buffers = self._executable(state, leaves, limit, self._policy)
-        jax.block_until_ready(following)
-        return self._chunk(following, buffers, start, stop)
+        chunks: list[Chunk] = []
+        while not chunks or chunks[-1].step < stop:
+            chunk = self._call(state, leaves, stop)
+            if self._on_nonfinite != "ignore" and chunk.nonfinite.any():
+                last, chunk = self._before_last(state, leaves, chunk)
+                if self._on_nonfinite == "raise":
+                    raise _nonfinite_error(last, self.loss_names, _joined([*chunks, chunk]))
+                chunks.append(chunk)
+                chunk = dataclasses.replace(last, state=self._left_out(chunk.state, leaves))
+            chunks.append(chunk)
+            state = chunk.state
+        return _joined(chunks)
 
-    def _chunk(self, state: TrainState, buffers: list[jax.Array], start: int, stop: int) -> Chunk:
+    def _call(self, state: TrainState, leaves: Any, stop: int) -> Chunk:
+        """One call of the program: up to `stop`, or up to and with an update that is not finite."""
+        start = int(jax.device_get(state.step))
+        limit = jax.device_put(np.int32(stop), self._sharding)  # a bare int trips the transfer guard
+        following, buffers = self._executable(state, leaves, limit, self._halting)
+        jax.block_until_ready(following)
         places = np.arange(start, stop) % CAPACITY
         *columns, finite = (buffer[places] for buffer in jax.device_get(buffers))
-        nonfinite = ~finite
-        halted = self._on_nonfinite == "raise" and bool(nonfinite.any())
-        end = start + int(np.argmax(nonfinite)) if halted else stop
-        reached = int(jax.device_get(state.step))
+        halted = self._on_nonfinite != "ignore" and not finite.all()
+        end = start + int(np.argmin(finite)) + 1 if halted else stop
+        reached = int(jax.device_get(following.step))
         if reached != end:
             raise ValueError(
                 f"train_step must raise state.step by one; after {end - start} updates from step "
                 f"{start} it is "
                 f"{reached}. Return state.replace(step=state.step + 1, ...)."
             )
-        count = end - start
-        named = dict(zip(self.names, columns, strict=True))
-        records = {name: column[:count] for name, column in named.items()}
-        chunk = Chunk(state, end, start, records, nonfinite[:count])
-        if halted:
-            raise _nonfinite_error({name: named[name][count] for name in self.loss_names}, chunk)
-        return chunk
+        records = dict(zip(self.names, (column[: end - start] for column in columns), strict=True))
+        return Chunk(following, end, start, records, ~finite[: end - start])
 
-    def _split_source(self, source: Any) -> tuple[Callable[[Any], Any], list[jax.Array]]:
-        """How to rebuild the source inside the program, and its arrays, placed."""
-        if jax.tree_util.all_leaves([source]):
-            return lambda leaves: source, []
-        leaves, structure = jax.tree.flatten(source)
-        return functools.partial(jax.tree.unflatten, structure), jax.device_put(leaves, self._sharding)
+    def _before_last(self, state: TrainState, leaves: Any, halted: Chunk) -> tuple[Chunk, Chunk]:
+        """The last update of `halted`, as a chunk of its own, and the chunk of those before it, run again."""
+        while halted.step - halted.start > 1:
+            again = self._call(state, leaves, halted.step - 1)
+            if not again.nonfinite.any():
+                return _part(halted, slice(-1, None), halted.state), again
+            halted = again  # a device that rounds differently from call to call met another one earlier
+        return halted, _part(halted, slice(0), state)
+
+    def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
+        """How to rebuild source and refresh inside the program, and their arrays, placed."""
+        rebuilds, leaves = zip(*map(_split, (source, self._refresh)), strict=True)
+        return functools.partial(_rebuilt, rebuilds), jax.device_put(leaves, self._sharding)
 
     def _put(self, leaf: Any) -> jax.Array:
-        """A copy on the device: the loop donates its state, and the caller's arrays stay alive."""
         if not keys.is_typed_key(leaf) and getattr(leaf, "weak_type", True):
             array = np.asarray(leaf)
             leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-        elif isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-            # From a replicated array `may_alias=False` still takes the shard that lies on the device;
-            # the copy below is then made from that.
-            leaf = jax.device_put(leaf, self._sharding)
-        return jax.device_put(leaf, self._sharding, may_alias=False)
+        # The memory of a NumPy array may be written to later, so it is never shared.
+        return jax.device_put(leaf, self._sharding, may_alias=isinstance(leaf, jax.Array))
 
     def _abstract(self, leaf: Any) -> jax.ShapeDtypeStruct:
         """Shape and dtype as `_put` would give them; the dtype is never weak."""
@@ -215,11 +236,23 @@ class _Recorded:
         return following, output
 
 
+def _split(part: Any) -> tuple[Callable[[Any], Any], list[Any]]:
+    """How to rebuild a pytree from its leaves, and these; what is no pytree is rebuilt from nothing."""
+    if jax.tree_util.all_leaves([part]):
+        return lambda leaves: part, []
+    leaves, structure = jax.tree.flatten(part)
+    return functools.partial(jax.tree.unflatten, structure), leaves
+
+
+def _rebuilt(rebuilds: Sequence[Callable[[Any], Any]], leaves: Sequence[Any]) -> list[Any]:
+    return [rebuild(own) for rebuild, own in zip(rebuilds, leaves, strict=True)]
+
+
 def _program(
-    update: Callable[..., Any], state: TrainState, leaves: list[jax.Array], stop: jax.Array, policy: jax.Array
+    update: Callable[..., Any], state: TrainState, leaves: Any, stop: jax.Array, halting: jax.Array
 ) -> tuple[TrainState, list[jax.Array]]:
     """Updates from `state.step` up to `stop`, and the record of each."""
-    record = jax.eval_shape(update, state, leaves, policy)[1]
+    record = jax.eval_shape(update, state, leaves)[1]
     # One buffer for each recorded number: stacking them into rows made a small step 1.8 times slower
     # on JAX 0.12 (CPU), which recomputed the losses for the row.
     buffers = [jnp.zeros((CAPACITY,), scalar.dtype) for scalar in record]
@@ -230,13 +263,13 @@ def _program(
 
     def body(carry: Any) -> Any:
         state, step, _, buffers = carry
-        state, record, halted = update(state, leaves, policy)
+        state, record = update(state, leaves)
         place = step % CAPACITY
         buffers = [
             jax.lax.dynamic_update_index_in_dim(buffer, scalar, place, 0)
             for buffer, scalar in zip(buffers, record, strict=True)
         ]
-        return state, step + 1, halted, buffers
+        return state, step + 1, halting & ~record[-1], buffers
 
     # The loop counts for itself: a train step that forgets to raise `step` must not run for ever.
     start = (state, state.step, jnp.asarray(False), buffers)
@@ -244,46 +277,30 @@ def _program(
     return state, buffers
 
 
-def _guarded_update(
-    train_step: _Recorded,
-    rebuild: Callable[[Any], Any],
-    state: TrainState,
-    leaves: Any,
-    policy: jax.Array,
-) -> tuple[TrainState, list[jax.Array], jax.Array]:
-    """One update; its record, the last entry whether all was finite; and whether to stop."""
-    source = rebuild(leaves)
+def _update(
+    train_step: _Recorded, rebuild: Callable[[Any], Any], state: TrainState, leaves: Any
+) -> tuple[TrainState, list[jax.Array]]:
+    """One update, and its record, the last entry whether all was finite."""
+    source, state = _refreshed(rebuild, state, leaves)
     batches = ask(source, state.step, state.sampler_state)
     advanced, key = advance(state)
     updated, output = train_step(advanced, batches, key)
     losses = [jnp.asarray(value) for value in output.losses.values()]
     model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
-    finite = _all_finite([*losses, *model])
-    take = finite | (policy == POLICIES.index("ignore"))
-    move_on = take | (policy == POLICIES.index("skip"))
-    kept = _select(take, updated, state)
-    # A skipped update still spends its step and its runtime key.
-    following = kept.replace(
-        rng_key=_select(take, updated.rng_key, _select(move_on, advanced.rng_key, state.rng_key)),
-        step=_select(move_on, updated.step, state.step),
-    )
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    return following, [*losses, *diagnostics, finite], ~move_on
+    return updated, [*losses, *diagnostics, _all_finite([*losses, *model])]
 
 
-def _select(chosen: jax.Array, yes: Any, no: Any) -> Any:
-    """`yes` where `chosen`, else `no`, leaf by leaf; untouched leaves cost nothing."""
+def _left_out(rebuild: Callable[[Any], Any], state: TrainState, leaves: Any) -> TrainState:
+    """What an update that is left out still does: it spends its step and its runtime key."""
+    _, state = _refreshed(rebuild, state, leaves)
+    advanced, _ = advance(state)
+    return advanced.replace(step=state.step + 1)
 
-    def pick(new: Any, old: Any) -> Any:
-        if new is old:
-            return old
-        if not keys.is_typed_key(new):
-            return jnp.where(chosen, new, old)
-        # By their words: JAX's key-reuse checker would count a selection of keys as a use of both.
-        words = jnp.where(chosen, jax.random.key_data(new), jax.random.key_data(old))
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(new))
 
-    return jax.tree.map(pick, yes, no)
+def _refreshed(rebuild: Callable[[Any], Any], state: TrainState, leaves: Any) -> tuple[Any, TrainState]:
+    source, refresh = rebuild(leaves)
+    return source, state if refresh is None else refresh(state, source)
 
 
 def _all_finite(arrays: list[jax.Array]) -> jax.Array:
@@ -295,8 +312,25 @@ def _all_finite(arrays: list[jax.Array]) -> jax.Array:
     return total == 0
 
 
-def _nonfinite_error(losses: Mapping[str, float], chunk: Chunk) -> NonFiniteError:
-    bad = {name: value for name, value in losses.items() if not np.isfinite(value)}
+def _joined(chunks: list[Chunk]) -> Chunk:
+    """One chunk for chunks that follow each other."""
+    if len(chunks) == 1:
+        return chunks[0]
+    records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in chunks[0].records}
+    nonfinite = np.concatenate([chunk.nonfinite for chunk in chunks])
+    return Chunk(chunks[-1].state, chunks[-1].step, chunks[0].start, records, nonfinite)
+
+
+def _part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
+    """Some updates of a chunk, which end in this state."""
+    first, stop, _ = updates.indices(chunk.step - chunk.start)
+    records = {name: values[updates] for name, values in chunk.records.items()}
+    return Chunk(state, chunk.start + stop, chunk.start + first, records, chunk.nonfinite[updates])
+
+
+def _nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> NonFiniteError:
+    bad = {name: float(last.records[name][0]) for name in loss_names}
+    bad = {name: value for name, value in bad.items() if not np.isfinite(value)}
     terms = tuple(name for name in bad if name != TOTAL) or tuple(bad) or ("model_state",)
     if bad:
         found = ", ".join(f"{name!r} is {bad[name]}" for name in terms)

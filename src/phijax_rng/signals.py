@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM as a wish that the trainer grants at its next look.
 
-The handlers only set a flag: nothing is raised while a donated state is in flight or a file half
+The handlers only set a flag: nothing is raised while a call of the loop is in flight or a file half
 written. A second SIGINT is raised at once. Outside the main thread Python allows no handlers, and
 none are set.
 """
