@@ -1,5 +1,7 @@
 """Fixed weights: a dot product in a fixed order, without a state."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,3 +153,9 @@ def test_weights_that_cannot_balance_are_refused(names, options, error, message)
     with pytest.raises(error) as caught:
         StaticLossBalancer(names, **options)
     assert str(caught.value) == message
+
+
+def test_a_default_weight_for_no_names_is_refused():
+    message = "default_weight is 5 but there are no loss_names that it could be for. Pass loss_names too."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        StaticLossBalancer(default_weight=5)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -602,3 +603,9 @@ def test_the_global_generators_of_python_and_numpy_are_neither_read_nor_written(
         assert states()[1] != before[1], "the comparison sees no draw of NumPy"
         """
     )
+
+
+def test_a_stream_name_that_utf8_cannot_encode_is_refused():
+    message = "names[0] must be text that UTF-8 can encode, got '\\ud800'. Leave out lone surrogates."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        keys.stream(keys.root_key(0), "\ud800")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -219,3 +220,12 @@ def test_a_data_module_is_known_by_what_it_offers():
 
     assert isinstance(Own(), DataModule)
     assert not isinstance(object(), DataModule)
+
+
+def test_losses_that_bind_the_key_are_refused():
+    message = (
+        "losses is a functools.partial that binds key, which the runtime key of each step would replace. "
+        "Leave key unbound, or rename the parameter."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        module(functools.partial(lambda model_state, batches, key: {"fit": 1.0}, key=KEY))

@@ -1,6 +1,7 @@
 """Pools of rows on the host: held unchanged, never copied needlessly, refused with a reason."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -221,3 +222,11 @@ def test_what_is_no_mapping_of_fields_is_refused(fields, error, message):
     with pytest.raises(error) as caught:
         as_fields(fields)
     assert str(caught.value).startswith(message)
+
+
+def test_rows_of_several_lengths_are_refused_in_our_words():
+    message = (
+        "inputs must be an array, and its rows do not have one shape. Give every row equally many entries."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        HostPool([[1.0], [2.0, 3.0]])

@@ -63,7 +63,8 @@ class StaticLossBalancer:
 
     Raises:
         TypeError: a weight is not a number.
-        ValueError: a weight is negative, NaN or infinite, or for an unknown loss; or all are 0.
+        ValueError: a weight is negative, NaN or infinite, or for an unknown loss; or all are 0; or there is a
+            default without `loss_names`.
     """
 
     loss_names: tuple[str, ...] | None = None
@@ -84,6 +85,11 @@ class StaticLossBalancer:
             raise ValueError(
                 f"weights has {_checks.shown(unknown)}; loss_names has {_checks.shown(names or ())}. "
                 "Name the losses that the weights are for."
+            )
+        if names is None and self.default_weight != 1:
+            raise ValueError(
+                f"default_weight is {self.default_weight!r} but there are no loss_names that it could be "
+                "for. Pass loss_names too."
             )
         object.__setattr__(self, "loss_names", names)
         object.__setattr__(self, "weights", weights)

@@ -188,6 +188,7 @@ def stream(key: KeyScalar, *names: str) -> KeyScalar:
 
     Raises:
         TypeError: no name, or one that is not a non-empty string.
+        ValueError: a name holds a lone surrogate, which UTF-8 cannot encode.
     """
     key = require_key(key, "key")
     if not names:
@@ -196,10 +197,19 @@ def stream(key: KeyScalar, *names: str) -> KeyScalar:
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name:
             raise TypeError(f"names[{index}] must be a non-empty string, got {name!r}. Name the stream.")
-        encoded = name.encode()
+        encoded = _encoded(name, f"names[{index}]")
         path.update(len(encoded).to_bytes(8, "big") + encoded)
     words = np.frombuffer(path.digest()[:8], dtype=">u4").astype(np.uint32)
     return _fold_words(key, np.array([_STREAM_TAG, *words], dtype=np.uint32))
+
+
+def _encoded(name: str, argument: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{argument} must be text that UTF-8 can encode, got {name!r}. Leave out lone surrogates."
+        ) from error
 
 
 def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ False
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -83,6 +84,7 @@ class LossModule:
     def __post_init__(self) -> None:
         _checks.function(self.init, "init")
         _checks.function(self.losses, "losses")
+        _require_free_key(self.losses)
         for optional in ("residuals", "predict"):
             if getattr(self, optional) is not None:
                 _checks.function(getattr(self, optional), optional)
@@ -107,6 +109,14 @@ class LossModule:
             _scalars(output.losses, "losses"),
             output.model_state,
             _scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
+        )
+
+
+def _require_free_key(losses: Any) -> None:
+    if isinstance(losses, functools.partial) and "key" in losses.keywords:
+        raise ValueError(
+            "losses is a functools.partial that binds key, which the runtime key of each step would replace. "
+            "Leave key unbound, or rename the parameter."
         )
 
 

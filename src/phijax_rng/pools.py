@@ -94,12 +94,23 @@ def _held(value: Any, name: str) -> Any:
     if hasattr(value, "block_until_ready"):
         return _check_array(value, name)
     if not _is_lazy(value):
-        value = np.array(value)
-        value.flags.writeable = False
+        value = _copied(value, name)
     elif isinstance(value, np.memmap):
         value = value.view()
         value.flags.writeable = False
     return _check_array(value, name)
+
+
+def _copied(value: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be an array, and its rows do not have one shape. "
+            "Give every row equally many entries."
+        ) from error
+    array.flags.writeable = False
+    return array
 
 
 def _check_array(value: Any, name: str) -> Any:
