@@ -1,4 +1,4 @@
-"""What saving and restoring 100 MB costs, beside Orbax alone. For information.
+"""What saving and restoring 100 MB costs, beside Orbax alone.
 
 An asynchronous save is timed until it returns and training could go on, and again until it is on disk.
 Orbax alone is its `CheckpointManager` with `StandardSave` and `StandardRestore` of the same arrays: no
@@ -19,7 +19,7 @@ import optax
 import orbax.checkpoint as ocp
 
 import phijax_rng as pr
-from benchmarks._ratio import Figure, Seconds, interleaved, timed
+from benchmarks._ratio import Bar, Figure, Seconds, interleaved, timed
 
 # Parameters and the two moments of Adam together are 100 MB.
 LAYERS, WIDTH = 10, 914
@@ -71,8 +71,10 @@ def _saves(folder: Path, state: pr.TrainState, pairs: int) -> Iterator[Figure]:
             return seconds
 
     samples = interleaved(_cleaning(folder, ours), _cleaning(folder, orbax), pairs)
-    for index, label in enumerate(("an asynchronous save of 100 MB returns", "... and is on disk")):
-        yield Figure(f"{label}, ours / Orbax", *([sample[index] for sample in side] for side in samples))
+    labels = (("an asynchronous save of 100 MB returns", Bar(1.25)), ("... and is on disk", None))
+    for index, (label, bar) in enumerate(labels):
+        sides = ([sample[index] for sample in side] for side in samples)
+        yield Figure(f"{label}, ours / Orbax", *sides, bar)
 
 
 def _then(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Seconds, Seconds]:
@@ -108,4 +110,4 @@ def _restores(folder: Path, state: pr.TrainState, pairs: int) -> Iterator[Figure
             return jax.block_until_ready(manager.restore(1, args=ocp.args.StandardRestore(abstract)))
 
         samples = interleaved(lambda: timed(ours), lambda: timed(orbax), pairs)
-    yield Figure("a restore of 100 MB, ours / Orbax", *samples)
+    yield Figure("a restore of 100 MB, ours / Orbax", *samples, Bar(2.0))

@@ -572,14 +572,13 @@ def test_a_lock_is_taken_once_and_makes_the_directory(tmp_path):
 
 # Orbax leaves coroutines unawaited when a read fails half-way.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("item", ["model_state", "rest"])
 @pytest.mark.parametrize("damage", ["arrays removed", "item removed"])
-def test_missing_arrays_are_damage_and_named(tmp_path, item, damage):
+def test_missing_arrays_are_damage_and_named(tmp_path, damage):
     state = state_with({"w": jnp.arange(3.0)})
     checkpoints = saved(tmp_path / "run", state)
-    folder = tmp_path / "run" / "0" / item
+    folder = tmp_path / "run" / "0" / "state"
     shutil.rmtree(folder if damage == "item removed" else folder / "d")
-    message = f"^{item} of step 0 in {re.escape(str(tmp_path / 'run'))} cannot be read"
+    message = f"^the arrays of step 0 in {re.escape(str(tmp_path / 'run'))} cannot be read"
     with pytest.raises(DamagedCheckpointError, match=message):
         checkpoints.restore(state)
     gc.collect()  # while the warnings are let pass
@@ -589,8 +588,8 @@ def test_bits_of_another_checkpoint_are_damage(tmp_path):
     state = state_with({"w": jnp.arange(3.0)})
     checkpoints = saved(tmp_path / "run", state)
     saved(tmp_path / "other", state.replace(model_state={"w": -jnp.arange(3.0)}))
-    shutil.rmtree(tmp_path / "run" / "0" / "model_state")
-    shutil.copytree(tmp_path / "other" / "0" / "model_state", tmp_path / "run" / "0" / "model_state")
+    shutil.rmtree(tmp_path / "run" / "0" / "state")
+    shutil.copytree(tmp_path / "other" / "0" / "state", tmp_path / "run" / "0" / "state")
     message = (
         f"model_state of step 0 in {tmp_path / 'run'} does not match its SHA-256: "
         "it was damaged or edited. Restore another step."
@@ -622,3 +621,21 @@ def test_a_mismatch_is_raised_and_not_passed_over_as_damage(tmp_path):
     checkpoints.close()
     with pytest.raises(CheckpointMismatchError, match=r"^checkpoint at step 2 does not fit this run"):
         checkpoints.restore_intact(state_with({"w": jnp.ones(1)}))
+
+
+def test_a_save_that_is_interrupted_leaves_no_thread_waiting(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.save(state_with({"w": jnp.ones(3)}))
+    checkpoints.wait()
+    manager = type(checkpoints._manager)
+    real = manager.save
+
+    def interrupted(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(state_with({"w": jnp.ones(3)}, step=1))
+    checkpoints.close()
+    assert checkpoints.steps == (0, 1)

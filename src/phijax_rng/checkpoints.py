@@ -1,7 +1,6 @@
 """Save and restore whole train states; the only module that knows Orbax.
 
-    <directory>/<step>/model_state     arrays of `model_state`, by number
-                       rest            arrays of everything else, by number
+    <directory>/<step>/state           arrays of `model_state` and of everything else, by number
                        document        JSON: manifest, digests of the arrays, the run's contract, its SHA-256
     <directory>/superseded/            steps that a rewind or a fall-back left behind
 
@@ -26,6 +25,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -41,11 +41,12 @@ from phijax_rng import _checks, manifest
 from phijax_rng._lock import DirectoryLock
 from phijax_rng.contract import SCHEMA, dumps, loads
 from phijax_rng.errors import DamagedCheckpointError, SaveError
-from phijax_rng.manifest import MODEL, Leaf
+from phijax_rng.manifest import MODEL
 from phijax_rng.state import TrainState
 
 _log = logging.getLogger("phijax_rng")
 
+_STATE = "state"
 _DOCUMENT = "document"
 _DOCUMENT_FILE = "document.json"
 
@@ -168,12 +169,14 @@ class Checkpoints:
             )
         parts = manifest.leaves_of(state)
         arrays = {part: manifest.stored_arrays(leaves) for part, leaves in parts.items()}
-        items = {part: ocp.args.StandardSave(stored) for part, stored in arrays.items() if stored}
         document = _SaveDocument(parts, arrays, dict(contract or {}))
+        if not self.asynchronous:
+            document.returned.set()
+        items = {_STATE: ocp.args.StandardSave(arrays), _DOCUMENT: document}
         self._lock.acquire()
         self._in_flight = step
         try:
-            self._writer().save(step, args=ocp.args.Composite(**items, document=document), force=True)
+            self._start(step, items, document)
         except Exception as error:
             raise self._save_error(error) from error
         self._last_save = time.monotonic()
@@ -265,9 +268,7 @@ class Checkpoints:
         parts = manifest.leaves_of(like)
         wanted = {MODEL: parts[MODEL]} if weights_only else parts
         manifest.require_fit(step, document["leaves"], wanted)
-        return manifest.rebuild(
-            like, {part: self._read(step, part, leaves, document) for part, leaves in wanted.items()}
-        )
+        return manifest.rebuild(like, self._read(step, wanted, document))
 
     def restore_intact(self, like: TrainState, *, weights_only: bool = False) -> tuple[TrainState, int]:
         """The newest state that is intact, and its step.
@@ -312,6 +313,12 @@ class Checkpoints:
                 ),
             )
         return self._manager
+
+    def _start(self, step: int, items: Mapping[str, Any], document: "_SaveDocument") -> None:
+        try:
+            self._writer().save(step, args=ocp.args.Composite(**items), force=True)
+        finally:
+            document.returned.set()  # whatever happened, or its thread would wait for ever
 
     def _save_error(self, error: Exception) -> SaveError:
         """The error to raise; Orbax's manager is given up, since it remembers the failed step."""
@@ -392,31 +399,45 @@ class Checkpoints:
             ) from error
         return loads(data, where)
 
-    def _read(self, step: int, part: str, leaves: list[Leaf], document: Mapping[str, Any]) -> list[Any]:
-        targets = {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
-        arrays = self._read_arrays(step, part, targets) if targets else {}
-        if manifest.digest_stored(leaves, arrays) != document["digests"][part]:
-            raise DamagedCheckpointError(
-                f"{part} of step {step} in {self.directory} does not match its SHA-256: "
-                "it was damaged or edited. Restore another step."
-            )
-        return [leaf.restored(arrays.get(leaf.name)) for leaf in leaves]
+    def _read(self, step: int, parts: manifest.Parts, document: Mapping[str, Any]) -> dict[str, list[Any]]:
+        targets = {
+            part: {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
+            for part, leaves in parts.items()
+        }
+        arrays = self._read_arrays(step, targets)
+        for part, leaves in parts.items():
+            if manifest.digest_stored(leaves, arrays[part]) != document["digests"][part]:
+                raise DamagedCheckpointError(
+                    f"{part} of step {step} in {self.directory} does not match its SHA-256: "
+                    "it was damaged or edited. Restore another step."
+                )
+        return {
+            part: [leaf.restored(arrays[part].get(leaf.name)) for leaf in leaves]
+            for part, leaves in parts.items()
+        }
 
-    def _read_arrays(self, step: int, part: str, targets: Mapping[str, Any]) -> Mapping[str, Any]:
-        path = self.directory / str(step) / part
+    def _read_arrays(self, step: int, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        path = self.directory / str(step) / _STATE
+        wanted = {part: dict(named) for part, named in targets.items() if named}
+        restoring = ocp.args.PyTreeRestore(
+            wanted,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+            partial_restore=True,  # of the weights alone
+        )
         try:
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-                arrays = reader.restore(path, args=ocp.args.StandardRestore(dict(targets)))
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                arrays = reader.restore(path, args=restoring) if wanted else {}
         except _NOT_DAMAGE:
             raise
         except Exception as error:  # of any type: Orbax raises bare ones for files it cannot read
             reason = str(error).strip().partition("\n")[0]
             raise DamagedCheckpointError(
-                f"{part} of step {step} in {self.directory} cannot be read: {reason}. Restore another step."
+                f"the arrays of step {step} in {self.directory} cannot be read: {reason}. "
+                "Restore another step."
             ) from error
         # Orbax casts what it reads to the target's dtype without a word, so the types on disk are
         # taken from the manifest, which was compared, and the bits are verified by the digest.
-        return dict(arrays)
+        return {part: arrays.get(part, {}) for part in targets}
 
 
 class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
@@ -434,6 +455,8 @@ class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         ]
 
     async def _write(self, directory: Any, args: "_SaveDocument") -> None:
+        # Hashing takes every core; the run should go on first.
+        args.returned.wait()
         (directory / _DOCUMENT_FILE).write_text(json.dumps(args.document()))
 
     def save(self, directory: Any, args: "_SaveDocument") -> None:
@@ -448,11 +471,16 @@ class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 @ocp.args.register_with_handler(_DocumentHandler, for_save=True)
 @dataclasses.dataclass
 class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What the document is made of. Holding the arrays keeps their bits from being donated away."""
+    """What the document is made of. Holding the arrays keeps their bits from being donated away.
+
+    Attributes:
+        returned: set when the call that started the save is done with its part.
+    """
 
     parts: manifest.Parts
     arrays: Mapping[str, Mapping[str, Any]]
     contract: dict[str, Any]
+    returned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies

@@ -15,7 +15,7 @@ False
 import concurrent.futures
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,8 +43,9 @@ def digest(tree: Any) -> str:
 def digest_leaves(named: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> str:
     """The SHA-256 of leaves that have names already; in the order given."""
     whole = hashlib.sha256()
-    for path, leaf in named:
-        for part in (path.encode(), _leaf_digest(leaf)):
+    paths, leaves = zip(*named, strict=True) if (named := list(named)) else ((), ())
+    for path, digested in zip(paths, _side_by_side(_leaf_digest, leaves), strict=True):
+        for part in (path.encode(), digested):
             whole.update(len(part).to_bytes(8, "big") + part)
     return whole.hexdigest()
 
@@ -93,7 +94,11 @@ def _hashed_blocks(array: np.ndarray[Any, Any]) -> list[bytes]:
     # take one byte for each element in NumPy.
     flat = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     blocks = [flat[start : start + _BLOCK_BYTES] for start in range(0, len(flat), _BLOCK_BYTES)]
-    if len(blocks) < 2:
-        return [hashlib.sha256(block).digest() for block in blocks]
+    return _side_by_side(lambda block: hashlib.sha256(block).digest(), blocks)
+
+
+def _side_by_side(function: Callable[[Any], bytes], values: Sequence[Any]) -> list[bytes]:
+    if len(values) < 2:
+        return [function(value) for value in values]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda block: hashlib.sha256(block).digest(), blocks))
+        return list(pool.map(function, values))

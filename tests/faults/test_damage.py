@@ -106,10 +106,10 @@ def test_an_edited_document_is_damage_and_never_a_changed_seed(folder, old, new)
 
 
 def test_an_explicit_step_that_is_damaged_is_an_error(folder):
-    for path in (folder / "30" / "model_state").rglob("*"):
+    for path in (folder / "30" / "state").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    with pytest.raises(DamagedCheckpointError, match=f"^model_state of step 30 in {re.escape(str(folder))} "):
+    with pytest.raises(DamagedCheckpointError, match=f"^the arrays of step 30 in {re.escape(str(folder))} "):
         Checkpoints(folder).restore(_damage.state_at(0), 30)
 
 
@@ -159,7 +159,7 @@ def test_a_fall_back_follows_the_parent_chain(folder):
     document = json.loads(path.read_text())["contract"]
     document["contract"]["run"]["parent_step"] = 10
     path.write_text(json.dumps(dumps(document)))
-    for array in (folder / "30" / "rest").rglob("*"):
+    for array in (folder / "30" / "state").rglob("*"):
         if array.is_file():
             array.unlink()
     _, step, told = _damage.restore_after(folder)
