@@ -1,18 +1,33 @@
-"""A training run that is meant to be stopped from outside: `_run.py FOLDER MAX_STEPS [on_sigterm]`.
+"""A training run that is meant to be stopped from outside.
+
+    _run.py FOLDER MAX_STEPS [on_sigterm [announce]]
 
 The same command line starts and continues it. It saves every few steps, prints a line to standard
-output at every look, and at its end the words "done" and the step.
+output at every look, and at its end the words "done" and the step. With `announce` it says "fitting"
+before it restores and compiles, and a callback copies the state every few steps.
 """
 
 import sys
 
+import jax
+
 from phijax_rng import Checkpoints, Trainer, progress
+from phijax_rng.callbacks import Event
 from tests import _problems
 
 EVERY = 10
 
 
-def main(folder: str, max_steps: str, on_sigterm: str = "exit") -> None:
+class Copy:
+    """Asks for the whole state, so that a signal can meet a callback at work."""
+
+    every_n_steps = 4
+
+    def __call__(self, event: Event) -> None:
+        jax.block_until_ready(event.state)
+
+
+def main(folder: str, max_steps: str, on_sigterm: str = "exit", announce: str = "") -> None:
     progress._SECONDS_BETWEEN_LINES = 0.0  # a line for every look
     sys.stderr = sys.stdout
     problem = _problems.dropout()
@@ -21,7 +36,10 @@ def main(folder: str, max_steps: str, on_sigterm: str = "exit") -> None:
         checkpoints=Checkpoints(folder, every_n_steps=EVERY),
         on_sigterm=on_sigterm,
         chunk_size=3,
+        callbacks=[Copy()] if announce else [],
     )
+    if announce:
+        print("fitting", flush=True)
     result = trainer.fit(problem.module, seed=0, resume="auto", **problem.arguments)
     print("interrupted" if result.interrupted else "done", int(result.state.step))
 
