@@ -364,7 +364,7 @@ def damaged(runs, tmp_path):
     """The own run, its newest step without its model state."""
     folder = tmp_path / "own"
     shutil.copytree(runs / "own", folder)
-    shutil.rmtree(folder / "20" / "model_state")
+    shutil.rmtree(folder / "20" / "state")
     return folder
 
 

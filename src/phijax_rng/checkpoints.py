@@ -309,6 +309,8 @@ class Checkpoints:
                     max_to_keep=None,  # Orbax would count steps by the time of their saving
                     save_root_metadata=False,
                     enable_async_checkpointing=self.asynchronous,
+                    # Where they cannot be made, writers that wait for them would hold up the process's end.
+                    async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
                     cleanup_tmp_directories=True,  # what a killed save left; the lock says it is not in use
                 ),
             )

@@ -265,5 +265,5 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= 64 else f"{text[:61]}..."
