@@ -1,20 +1,26 @@
 """The heat problem in the words of phijax_rng."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 import phijax_rng as pr
 from benchmarks import _heat
+from benchmarks._ratio import Seconds
+
+
+def _module() -> pr.LossModule:
+    return pr.LossModule(_heat.init, _heat.losses, batch_keys=_heat.LOSSES, loss_names=_heat.LOSSES)
 
 
 def fit(num_steps: int, sizes: Mapping[str, int]) -> Any:
     """A whole call of `Trainer.fit`, its result waited for."""
-    module = pr.LossModule(_heat.init, _heat.losses, batch_keys=_heat.LOSSES, loss_names=_heat.LOSSES)
     datamodule = pr.PoolDataModule(_heat.make_arrays(), sizes)
     result = pr.Trainer(num_steps, progress=False).fit(
-        module, datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED
+        _module(), datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED
     )
     return jax.block_until_ready(result)
 
@@ -22,3 +28,36 @@ def fit(num_steps: int, sizes: Mapping[str, int]) -> Any:
 def source(sizes: Mapping[str, int]) -> pr.NamedBatchSource:
     key = pr.keys.split_root(_heat.SEED).sampling
     return pr.NamedBatchSource.from_pools(_heat.make_arrays(), sizes, key)
+
+
+def seconds_to_first_step(arrays: Any, sizes: Mapping[str, int], directory: str) -> Seconds:
+    """A fit into a directory, from its call to the end of its first update."""
+    looked = []
+
+    def look(event: Any) -> bool:
+        looked.append((time.perf_counter(), time.process_time()))
+        return True
+
+    look.every_n_steps = 1  # type: ignore[attr-defined]
+    trainer = pr.Trainer(1000, checkpoints=pr.Checkpoints(directory), callbacks=[look], progress=False)
+    began = time.perf_counter(), time.process_time()
+    trainer.fit(
+        _module(),
+        datamodule=pr.PoolDataModule(arrays, sizes),
+        optimizer=_heat.optimizer(),
+        seed=_heat.SEED,
+    )
+    return np.subtract(looked[0], began)
+
+
+def first_step_by_parts(arrays: Any, sizes: Mapping[str, int]) -> None:
+    """The same update, and the batch of one step, without contract, digests and checks of the source."""
+    streams = pr.keys.split_root(_heat.SEED)
+    module = _module()
+    step = pr.LossTrainStep(module, _heat.optimizer())
+    state = pr.initialize_train_state(module.init(streams.model), _heat.optimizer(), {}, streams)
+    source = pr.NamedBatchSource.from_pools(arrays, sizes, streams.sampling)
+    source = source.prepare(jax.local_devices()[0])
+    loop = pr.TrainLoop(step, state, source)
+    loop.run(loop.place(state), 1)
+    jax.block_until_ready(source(0))

@@ -47,7 +47,9 @@ class Record:
         self.own = start.own
         self._id = before["id"] if start.own and "id" in before else uuid.uuid4().hex
         self._origin = before.get("origin") if start.own else _origin(start, restored, before)
-        self.changes: list[dict[str, Any]] = list(before.get("changes", []))
+        # With the weights alone, nothing of what happened to the other run concerns this one.
+        inherited = [] if start.weights_only else before.get("changes", [])
+        self.changes: list[dict[str, Any]] = list(inherited)
         self._parent = restored.step if start.own else None
         self._base = base
         self._on_change = on_change
