@@ -17,14 +17,15 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
     ("_checks", "_types", "_pytrees", "errors", "determinism"),
-    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_lock"),
-    ("_rows",),  # what the samplers of the next row share
+    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
+    ("_rows", "_weights"),  # what the samplers of the next row share
     (
         *("samplers", "domains", "sequences", "balancers"),
         *("module", "state", "contract", "auditing"),
     ),
+    ("hosted",),  # samplers of the row before, with their rows on the host
     ("manifest",),  # how the checkpoints of the next row store a state
-    ("sources", "step", "checkpoints"),
+    ("sources", "iterables", "step", "checkpoints"),
     ("loop", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
     ("record",),  # what a run promises, and what it is held to
     ("looks",),  # what the trainer does between two chunks of the loop

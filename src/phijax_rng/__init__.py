@@ -19,10 +19,20 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
+from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
+from phijax_rng.iterables import IterableSource
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.pools import HostPool
-from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+from phijax_rng.samplers import (
+    AdaptiveSampler,
+    RandomRowSampler,
+    Sampler,
+    ShuffledRowSampler,
+    StepSampler,
+    WeightedRowSampler,
+    weighted_rows,
+)
 from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
@@ -36,11 +46,15 @@ __all__ = [
     "Chunk",
     "DamagedCheckpointError",
     "DataModule",
+    "DatasetSampler",
     "DirectoryInUseError",
     "Event",
     "FitResult",
     "HostPool",
+    "HostSampler",
+    "HostedRowSampler",
     "ImpureSourceError",
+    "IterableSource",
     "LossBalancer",
     "LossModule",
     "LossTrainStep",
@@ -52,6 +66,7 @@ __all__ = [
     "RunExistsError",
     "Sampler",
     "SaveError",
+    "ShuffledRowSampler",
     "SpaceTimeSampler",
     "StaticLossBalancer",
     "StepOutput",
@@ -62,10 +77,12 @@ __all__ = [
     "Trainer",
     "TrainingBatchSource",
     "UniformDomainSampler",
+    "WeightedRowSampler",
     "advance",
     "deterministic_xla_flags",
     "initialize_train_state",
     "keys",
     "require_deterministic_execution",
     "shuffle",
+    "weighted_rows",
 ]

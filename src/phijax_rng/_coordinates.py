@@ -30,8 +30,12 @@ def affine(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
         low: the same dtype, broadcasts against `u`.
         high: as `low`.
     """
-    product = (high - low) * u
-    word = _WORDS[str(u.dtype)]
+    return low + rounded((high - low) * u, u)
+
+
+def rounded(product: jax.Array, u: jax.Array) -> jax.Array:
+    """A product with `u` in [0, 1), float32 or float64, rounded before anything is added to it."""
+    word = _WORDS[str(product.dtype)]
     zero = (u >= 2).astype(word)
-    rounded = jax.lax.bitcast_convert_type(product, word) ^ zero
-    return low + jax.lax.bitcast_convert_type(rounded, u.dtype)
+    bits = jax.lax.bitcast_convert_type(product, word) ^ zero
+    return jax.lax.bitcast_convert_type(bits, product.dtype)

@@ -14,10 +14,14 @@ from phijax_rng import _checks
 from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
-from phijax_rng.samplers import RandomRowSampler
+from phijax_rng.hosted import HostedRowSampler
+from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sources import NamedBatchSource, ask
 
-_PURE = (RandomRowSampler, SpaceTimeSampler, UniformDomainSampler)
+_PURE = (
+    *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
+    *(SpaceTimeSampler, UniformDomainSampler),
+)
 _OTHER_STEPS = 3
 
 
