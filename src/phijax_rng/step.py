@@ -152,10 +152,7 @@ def _one_by_one(
     first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
     carried = jax.eval_shape(turn, _none_of(model_state), first)[0]
     start = jax.tree.map(
-        lambda new, old: None if new is None else jnp.asarray(old, new.dtype),
-        carried,
-        model_state,
-        is_leaf=_is_none,
+        lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=_is_none
     )
     variables, outputs = jax.lax.scan(jax.checkpoint(turn), start, (slices, keys))
     losses, diagnostics = jax.tree.map(_summary, outputs)
