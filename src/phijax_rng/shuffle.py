@@ -40,6 +40,9 @@ Words: TypeAlias = UInt32[Array, "..."]
 _Turns: TypeAlias = Words | list[list[Words]]
 """The words of one round, an array of shape (2, 2) or arrays in lists of these lengths."""
 
+# Up to here one of a few numbers is selected in registers, which is several times faster than a gather.
+_MOST_SELECTED = 4
+
 
 class _Grid(NamedTuple):
     """`rows` × `columns` cells, of which the last row has the first `last_row`."""
@@ -126,11 +129,12 @@ def _chosen(words: UInt32[Array, "2 2 keys"], which: Words) -> list[list[Words]]
     """The four words of one round for each index, out of those of every permutation."""
 
     def pick(of_keys: Words) -> Words:
-        if len(of_keys) == 1:
-            return of_keys[0]
-        if len(of_keys) == 2:  # two numbers in registers, where a gather would go to memory
-            return jnp.where(which == 0, of_keys[0], of_keys[1])
-        return of_keys[which]
+        if len(of_keys) > _MOST_SELECTED:
+            return of_keys[which]
+        chosen = of_keys[0]
+        for number in range(1, len(of_keys)):
+            chosen = jnp.where(which == np.uint32(number), of_keys[number], chosen)
+        return chosen
 
     return [[pick(words[turn, half]) for half in range(2)] for turn in range(2)]
 
