@@ -32,5 +32,5 @@ def test_statistics_fail_as_often_as_chance_says(statistics, key_of):
     total = NUM_KEYS * len(statistics)
     print(f"{sum(below.values())} of {total} p-values below {LEVEL}: {below}")
     assert stats.binomtest(sum(below.values()), total, LEVEL, alternative="greater").pvalue > FALSE_ALARM
-    # One statistic alone: 100 keys, so more than 7 below 0.01 come once in 1e5 of them.
+    # Of one statistic alone, more than 8 of 100 are below 0.01 less than once in a million.
     assert max(below.values()) <= 8
