@@ -72,7 +72,7 @@ def test_where_the_rows_lie_moves_no_batch(options):
     for step, batch in zip((0, 7, 8, 9), batches, strict=True):
         assert_trees_bitwise_equal(on_disk(step), on_host(batch), dict_order=False)
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *batches[1:])
-    assert_trees_bitwise_equal(on_disk.stacked(range(7, 10), 5), together, dict_order=False)
+    assert_trees_bitwise_equal(on_disk.stacked_batches(range(7, 10), 5), together, dict_order=False)
     drawn = on_disk.sample(KEY, {"data": 9}), on_host(resident.sample(KEY, {"data": 9}))
     assert_trees_bitwise_equal(*drawn, dict_order=False)
     assert first_difference(on_disk(8), on_host(batches[1]), dict_order=False) is not None
@@ -181,7 +181,7 @@ def test_a_source_mixes_rows_on_the_host_and_points_on_the_device():
 def test_the_last_steps_of_all_can_be_stacked_too():
     on_disk = source(False)
     last = 2**31 - 1
-    stacked = on_disk.stacked(range(last - 1, last + 1), 5)
+    stacked = on_disk.stacked_batches(range(last - 1, last + 1), 5)
     expected = jax.tree.map(lambda *leaves: np.stack(leaves), on_disk(last - 1), on_disk(last))
     assert_trees_bitwise_equal(stacked, expected, dict_order=False)
 

@@ -2,9 +2,9 @@
 
 A source that says `traceable = True` is traced into the program. Any other callable is asked on the host
 with a Python int, one step after the other, ahead of time and in a thread of its own; its batches are
-stacked, and the program picks its step's slice. A source that offers `stacked(steps, count)` gives the
-batches of many steps at once. A NumPy callable would trace without complaint and
-freeze its first batch, so nothing is traced that does not ask for it.
+stacked, and the program picks its step's slice. A source that offers `stacked_batches(steps, count)` gives
+the batches of many steps at once. A NumPy callable would trace without complaint and freeze its first batch,
+so nothing is traced that does not ask for it.
 
 Both give the same batch at every step, whatever the stack size and wherever the host looks in.
 """
@@ -72,16 +72,15 @@ class HostFeed:
         steps = range(start, min(start + self._count, self._stop))
         if not steps:
             return None
-        stacked = self._drawn_together(steps) or self._drawn_alone(steps, first)
+        together = getattr(self._ask, "stacked_batches", None)
+        if together is None:
+            stacked = self._drawn_alone(steps, first)
+        else:
+            stacked = _columns(together(steps, self._count), self._names, start)
         # The stack's size is part of the program; what fills it up behind the last step is never read.
         stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
         # Copied to the device by this thread, beside the loop.
         return jax.device_put(StackedBatches(np.int32(start), stacked, self._names), self._device)
-
-    def _drawn_together(self, steps: range) -> Any:
-        """The batches of these steps from a source that can stack them itself; else `None`."""
-        draw = getattr(self._ask, "stacked", None)
-        return None if draw is None else _columns(draw(steps, self._count), self._names, steps.start)
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start

@@ -38,8 +38,9 @@ class TrainingBatchSource(Protocol):
 
     Optional members: `prepare(device)` returns the source as it should be asked; `traceable = True`
     promises that it is pure in the step and may be traced; `sample(key, batch_sizes)` draws diagnostics;
-    `describe()` returns plain data for the contract. A source that does not say it is traceable is
-    asked on the host, with a Python int.
+    `describe()` returns plain data for the contract; `stacked_batches(steps, count)` draws the batches of a
+    range of steps at once, with a leading axis of steps, see `NamedBatchSource`. A source that does not
+    say it is traceable is asked on the host, with a Python int.
     """
 
     def __call__(self, step: Any) -> Any:
@@ -188,7 +189,7 @@ class NamedBatchSource:
         drawn = draw(leaves, number, dict(sampler_state or {}))
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
-    def stacked(self, steps: range, count: int) -> Batches:
+    def stacked_batches(self, steps: range, count: int) -> Batches:
         """The batches of consecutive steps, with a leading axis of steps; row numbers in one program.
 
         Args:
@@ -338,9 +339,9 @@ class HostSource:
             return self._source(step)
 
     @property
-    def stacked(self) -> Callable[[range, int], Any] | None:
-        """`stacked` of the source it holds, asked by one thread at a time; `None` if it has none."""
-        inner = getattr(self._source, "stacked", None)
+    def stacked_batches(self) -> Callable[[range, int], Any] | None:
+        """`stacked_batches` of the source it holds, asked by one thread at a time; `None` if it has none."""
+        inner = getattr(self._source, "stacked_batches", None)
         return None if inner is None else functools.partial(self._alone, inner)
 
     def _alone(self, inner: Callable[[range, int], Any], steps: range, count: int) -> Any:

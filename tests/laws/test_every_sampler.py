@@ -278,7 +278,7 @@ def test_eager_jitted_and_scanned_batches_are_the_same_bits(case):
     if case.on_host:  # only its row numbers are drawn in a program, one of which serves many steps
         alone = [draw(case, step, source) for step in range(STEP, STEP + 3)]
         same(
-            source.stacked(range(STEP, STEP + 3), 4)["rows"],
+            source.stacked_batches(range(STEP, STEP + 3), 4)["rows"],
             jax.tree.map(lambda *rows: np.stack(rows), *alone),
         )
         with pytest.raises(TypeError, match=r"^the rows of 'rows' lie on the host"):
