@@ -73,10 +73,14 @@ def test_where_the_rows_lie_moves_no_batch(options):
         assert_trees_bitwise_equal(on_disk(step), on_host(batch), dict_order=False)
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *batches[1:])
     assert_trees_bitwise_equal(on_disk.stacked_batches(range(7, 10), 5), together, dict_order=False)
-    drawn = on_disk.sample(KEY, {"data": 9}), on_host(resident.sample(KEY, {"data": 9}))
-    assert_trees_bitwise_equal(*drawn, dict_order=False)
     assert first_difference(on_disk(8), on_host(batches[1]), dict_order=False) is not None
     assert on_disk.describe() == resident.describe()
+
+
+def test_diagnostics_are_drawn_from_the_host_too():
+    on_disk, resident = source(False), source(True)
+    drawn = on_disk.sample(KEY, {"data": 9}), on_host(resident.sample(KEY, {"data": 9}))
+    assert_trees_bitwise_equal(*drawn, dict_order=False)
 
 
 def test_all_rows_lie_on_the_host_too():

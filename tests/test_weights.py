@@ -43,7 +43,7 @@ def some_weights(n, kind, seed=0):
 KINDS = ("alike", "uniform", "far apart", "half zeros", "tiny", "huge")
 
 
-@pytest.mark.parametrize("n", [1, 2, 1000])
+@pytest.mark.parametrize("n", [1, 2, 100])
 def test_sums_and_clocks_are_the_same_on_the_host_and_traced(n):
     sums = jax.jit(lambda weights: _weights.traced_sums(_weights.safe(weights)))
     clocks = jax.jit(lambda weights: _weights.traced_clocks(_weights.safe(weights)))
@@ -104,15 +104,15 @@ def test_the_exponential_variates_are_those_of_the_logarithm():
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_known_and_traced_weights_give_the_same_rows(replace):
-    weights = some_weights(300, "half zeros")
-    known = weighted_rows(KEY, weights, 64, replace=replace)
-    assert_trees_bitwise_equal(traced_rows(KEY, weights, 64, replace), known)
-    assert_trees_bitwise_equal(sample(WeightedRowSampler(pool(300), weights, replace), KEY, 64), known)
+    weights = some_weights(40, "half zeros")
+    known = weighted_rows(KEY, weights, 12, replace=replace)
+    assert_trees_bitwise_equal(traced_rows(KEY, weights, 12, replace), known)
+    assert_trees_bitwise_equal(sample(WeightedRowSampler(pool(40), weights, replace), KEY, 12), known)
     with jax.enable_x64(True):
-        assert_trees_bitwise_equal(np.asarray(traced_rows(KEY, weights, 64, replace)), known)
+        assert_trees_bitwise_equal(np.asarray(traced_rows(KEY, weights, 12, replace)), known)
 
     def in_a_program(weights):
-        return WeightedRowSampler(pool(300), weights, replace).sample(KEY, 64)["index"]
+        return WeightedRowSampler(pool(40), weights, replace).sample(KEY, 12)["index"]
 
     assert_trees_bitwise_equal(jax.jit(in_a_program)(weights), known)
 
