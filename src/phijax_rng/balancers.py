@@ -4,7 +4,13 @@ A balancer is a few pure functions over a state that training carries and checkp
 
     initialize() -> state      combine(losses, state) -> scalar      diagnostics(state) -> {name: scalar}
 
-Losses are summed in the order of `loss_names`, so the sum rounds the same way in every run.
+One that adapts offers one of two more, or both:
+
+    observe(losses, key, state) -> state                          at every step, from its losses
+    update(module, model_state, batches, key, state) -> state     at scheduled steps, from what it likes
+
+Losses are summed in the order of `loss_names`, so the sum rounds the same way in every run. All that a
+balancer learns is in its state, so a resumed run goes on with the same weights.
 
 >>> balancer = StaticLossBalancer(("pde", "bc"), weights={"bc": 10.0})
 >>> float(balancer.combine({"bc": 0.5, "pde": 2.0}, balancer.initialize()))
@@ -21,15 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import _checks
+from phijax_rng._types import KeyScalar
 
 
 @runtime_checkable
 class LossBalancer(Protocol):
-    """Combines named losses, and may adapt how.
-
-    Its state never changes: the trainer of this version calls no `update` and refuses a balancer that
-    offers one.
-    """
+    """Combines named losses, and may adapt how; see `AdaptiveBalancer` and `ObservingBalancer`."""
 
     @property
     def loss_names(self) -> tuple[str, ...] | None:
@@ -45,8 +48,58 @@ class LossBalancer(Protocol):
         ...
 
     def diagnostics(self, state: Any) -> Mapping[str, jax.Array]:
-        """Numbers to show, by name. May be traced."""
+        """The weights in use, by loss name; recorded as `weight/<name>` if the balancer adapts."""
         ...
+
+
+@runtime_checkable
+class AdaptiveBalancer(LossBalancer, Protocol):
+    """Renews its state at scheduled steps, inside the compiled loop.
+
+    Before the update from step t, `update` is called if t is `update_start_step` or a multiple of
+    `update_every_n_steps` behind it. Optional members:
+
+    `update_start_step`: the first such step; `update_every_n_steps` where it is absent or `None`.
+    `diagnostic_batch_sizes`: name -> size (or one size for every batch) of diagnostic batches that are drawn
+    from `fold_in(balancer_key, 0)`, the same ones at every update and behind every resume; the batch of the
+    step where it is absent or `None`.
+    """
+
+    update_every_n_steps: int
+
+    def update(self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Any) -> Any:
+        """The next state, of the same structure, shapes and dtypes. Traced.
+
+        What is not finite is not taken over: the state then stays as it was.
+
+        Args:
+            module: the `LossModule`; `module.evaluate(model_state, batches, key)` gives its losses.
+            model_state: before the update from this step.
+            batches: the diagnostic batches, or those of the step.
+            key: a key of this step, apart from every stream that training draws from.
+            state: the balancer's.
+        """
+        ...
+
+
+@runtime_checkable
+class ObservingBalancer(LossBalancer, Protocol):
+    """Renews its state at every step, from the losses of that step."""
+
+    def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Any) -> Any:
+        """The next state, with which these losses are then combined. Traced.
+
+        Args:
+            losses: by name; no gradient is taken through them.
+            key: a key of this step, apart from every stream that training draws from.
+            state: the balancer's.
+        """
+        ...
+
+
+def adapts(balancer: Any) -> bool:
+    """Whether its weights move."""
+    return callable(getattr(balancer, "update", None)) or callable(getattr(balancer, "observe", None))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,19 +126,11 @@ class StaticLossBalancer:
     default_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        weights = dict(self.weights or {})
         _check_weight(self.default_weight, "default_weight")
-        for name, weight in weights.items():
-            _check_weight(weight, f"weights[{name!r}]")
         names = self.loss_names
+        weights = _checked_weights(self.weights, names, "weights")
         if names is not None:
             names = _checks.names(names, "loss_names")
-        unknown = [name for name in weights if name not in (names or ())]
-        if unknown:
-            raise ValueError(
-                f"weights has {_checks.shown(unknown)}; loss_names has {_checks.shown(names or ())}. "
-                "Name the losses that the weights are for."
-            )
         if names is None and self.default_weight != 1:
             raise ValueError(
                 f"default_weight is {self.default_weight!r} but there are no loss_names that it could be "
@@ -105,10 +150,8 @@ class StaticLossBalancer:
     def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, Any]) -> jax.Array:
         """The weighted sum, float32 (float64 when a loss is)."""
         names = tuple(losses) if self.loss_names is None else self.loss_names
-        values = jnp.stack([jnp.asarray(losses[name]) for name in names])
-        dtype = jnp.promote_types(values.dtype, jnp.float32)
         weights = np.ones(len(names), np.float32) if self.loss_names is None else self._vector()
-        return jnp.vdot(jnp.asarray(weights, dtype), values.astype(dtype))
+        return weighted_sum(names, losses, weights)
 
     def diagnostics(self, state: Mapping[str, Any]) -> dict[str, jax.Array]:
         """The weights, by loss name."""
@@ -120,6 +163,96 @@ class StaticLossBalancer:
     def _vector(self) -> np.ndarray[Any, Any]:
         weights = [self.weights.get(name, self.default_weight) for name in self.loss_names or ()]
         return np.asarray(weights, dtype=np.float32)
+
+
+def weighted_sum(names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: Any) -> jax.Array:
+    """The dot product of weights and losses in the order of `names`, float32 (float64 when a loss is)."""
+    values = jnp.stack([jnp.asarray(losses[name]) for name in names])
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    return jnp.vdot(jnp.asarray(weights, dtype), values.astype(dtype))
+
+
+def by_name(names: tuple[str, ...], vector: jax.Array) -> dict[str, jax.Array]:
+    """The entries of a vector, by loss name."""
+    return {name: vector[index] for index, name in enumerate(names)}
+
+
+def initial_vector(names: tuple[str, ...], weights: Mapping[str, float]) -> jax.Array:
+    """Weights in the order of `names`, 1 where there is none; float32."""
+    return jnp.asarray(np.asarray([weights.get(name, 1.0) for name in names], np.float32))
+
+
+def moving_average(coefficient: float, old: jax.Array, new: jax.Array) -> jax.Array:
+    """`coefficient * old + (1 - coefficient) * new` in float32."""
+    return np.float32(coefficient) * old + np.float32(1 - coefficient) * new
+
+
+def sum_of_squares(tree: Any) -> jax.Array:
+    """The squared Euclidean norm of all leaves together, float32."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
+    return sum((jnp.sum(jnp.abs(leaf) ** 2).astype(jnp.float32) for leaf in leaves), jnp.float32(0))
+
+
+def check_settings(balancer: Any) -> None:
+    """The settings that adaptive balancers share, checked and in the form they are used in.
+
+    Raises:
+        TypeError: a name, number or size is of the wrong type.
+        ValueError: one is out of range, or a weight is for an unknown loss.
+    """
+    names = _checks.names(balancer.loss_names, "loss_names")
+    weights = _checked_weights(balancer.initial_weights, names, "initial_weights")
+    _checks.positive(balancer.update_every_n_steps, "update_every_n_steps")
+    if balancer.update_start_step is not None:
+        _checks.step_number(balancer.update_start_step, "update_start_step")
+    fraction(balancer.moving_average_coefficient, "moving_average_coefficient")
+    _check_weight(balancer.eps, "eps")
+    object.__setattr__(balancer, "loss_names", names)
+    object.__setattr__(balancer, "initial_weights", weights)
+    object.__setattr__(balancer, "diagnostic_batch_sizes", checked_sizes(balancer.diagnostic_batch_sizes))
+
+
+def checked_sizes(sizes: Any) -> Any:
+    """`diagnostic_batch_sizes` as a dict by name, one positive int, or `None`."""
+    if sizes is None:
+        return None
+    if not isinstance(sizes, Mapping):
+        return _checks.positive(sizes, "diagnostic_batch_sizes")
+    _checks.mapping(sizes, "diagnostic_batch_sizes")
+    return {
+        name: _checks.batch_size(size, f"diagnostic_batch_sizes[{name!r}]") for name, size in sizes.items()
+    }
+
+
+def fraction(value: Any, name: str) -> float:
+    """`value` as a float in [0, 1)."""
+    _check_weight(value, name)
+    if not value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}. Pick a number below 1.")
+    return float(value)
+
+
+def positive_number(value: Any, name: str) -> float:
+    """`value` as a positive, finite float."""
+    _check_weight(value, name)
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value!r}. Pick a number above 0.")
+    return float(value)
+
+
+def _checked_weights(weights: Any, names: Any, label: str) -> dict[str, float]:
+    """The weights by name, each one finite, not negative and for one of `names`."""
+    weights = dict(weights or {})
+    for name, weight in weights.items():
+        _check_weight(weight, f"{label}[{name!r}]")
+    known = () if names is None else _checks.names(names, "loss_names")
+    unknown = [name for name in weights if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{label} has {_checks.shown(unknown)}; loss_names has {_checks.shown(known)}. "
+            "Name the losses that the weights are for."
+        )
+    return weights
 
 
 def _check_weight(weight: Any, name: str) -> None:

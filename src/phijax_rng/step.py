@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from phijax_rng import _checks, _pytrees
+from phijax_rng import _checks, _pytrees, keys
 from phijax_rng._types import Batches, KeyScalar
-from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.balancers import LossBalancer, StaticLossBalancer, adapts
 from phijax_rng.module import LossModule, StepOutput
 from phijax_rng.state import TrainState, is_trainable, merge, trainable
 
@@ -80,16 +80,20 @@ class LossTrainStep:
     microbatches: int = 1
 
     def __call__(self, state: TrainState, batches: Batches, key: KeyScalar) -> tuple[TrainState, StepOutput]:
-        """See `TrainStep`; the recorded losses are `total_loss`, then each loss by name."""
+        """See `TrainStep`; the recorded losses are `total_loss`, then each loss by name.
+
+        Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
+        """
         params = trainable(state.model_state)
 
         def objective(params: Any) -> tuple[jax.Array, Any]:
             model_state = merge(params, state.model_state)
             variables, losses, diagnostics = self._evaluate(model_state, batches, key)
-            return self._combine(losses.named(), state.balancer_state), (variables, losses, diagnostics)
+            total, observed = self._combine(losses.named(), state)
+            return total, (variables, losses, diagnostics, observed)
 
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
-        variables, losses, diagnostics = aux
+        variables, losses, diagnostics, observed = aux
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=_is_none)
         updates, optimizer_state = optax.with_extra_args_support(self.optimizer).update(
             grads,
@@ -105,8 +109,11 @@ class LossTrainStep:
             optimizer_state=optimizer_state,
             step=state.step + 1,
         )
+        if observed is not None:
+            following = following.replace(balancer_state=observed)
         recorded = {TOTAL: total, **losses.named()}
-        return following, StepOutput(recorded, diagnostics=diagnostics.named())
+        shown = {**diagnostics.named(), **self._weights(following.balancer_state)}
+        return following, StepOutput(recorded, diagnostics=shown)
 
     def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
         """The replaced leaves of the model state, the losses and the diagnostics of a step."""
@@ -123,19 +130,32 @@ class LossTrainStep:
         slices = _Pairs({name: _sliced(rows, name, self.microbatches) for name, rows in batches.items()})
         return _one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
 
-    def _combine(self, losses: Mapping[str, jax.Array], balancer_state: Any) -> jax.Array:
+    def _combine(self, losses: Mapping[str, jax.Array], state: TrainState) -> tuple[jax.Array, Any]:
+        """The total, and the balancer's next state if it observes the losses."""
         balancer = self.balancer or StaticLossBalancer()
+        balancer_state, observed = state.balancer_state, None
         _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
         _require_same_losses(losses, balancer.loss_names, "the balancer's loss_names")
         # In the order that the module names them, so that the sum rounds the same whatever the dict's.
         ordered = {name: losses[name] for name in self.module.loss_names or losses}
+        if callable(getattr(balancer, "observe", None)):
+            key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
+            seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
+            balancer_state = observed = balancer.observe(seen, key, balancer_state)  # type: ignore[union-attr]
         total = balancer.combine(ordered, balancer_state)
         if jnp.shape(total) != () or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
             raise ValueError(
                 f"the balancer must combine the losses to one real scalar, got "
                 f"{jnp.result_type(total)}{list(jnp.shape(total))}. Mend its combine method."
             )
-        return total
+        return total, observed
+
+    def _weights(self, balancer_state: Any) -> dict[str, Any]:
+        """The weights of a balancer that adapts; those of others are told by its settings."""
+        if self.balancer is None or not adapts(self.balancer):
+            return {}
+        shown = self.balancer.diagnostics(balancer_state)
+        return {f"weight/{name}": weight for name, weight in shown.items()}
 
 
 def _one_by_one(

@@ -1,0 +1,95 @@
+"""Weights from the gradient norms of the losses, so that every loss moves the parameters alike.
+
+    norm_i = || d loss_i / d parameters ||        target_i = mean(norms) / (norm_i + eps * mean(norms))
+
+The weights follow the targets as a moving average. This is the weighting of PINNs by gradient norms (Wang,
+Sankaran, Wang and Perdikaris, "An Expert's Guide to Training Physics-informed Neural Networks",
+arXiv:2308.08468, section 5.2), in the normalization of PhiJAX; it is not the GradNorm of multi-task
+learning (Chen et al., ICML 2018), which also looks at the rates of training.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng._types import BatchSizes, KeyScalar
+from phijax_rng.balancers import (
+    by_name,
+    check_settings,
+    initial_vector,
+    moving_average,
+    sum_of_squares,
+    weighted_sum,
+)
+from phijax_rng.state import merge, trainable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GradNormBalancer:
+    """A loss whose gradient is small gets a large weight.
+
+    An update costs one gradient of the losses, taken one loss after the other. Where all gradients are
+    zero, or one is not finite, the weights stay.
+
+    Attributes:
+        loss_names: the losses, in the order they are summed.
+        update_every_n_steps: steps between two updates.
+        update_start_step: the step of the first; `update_every_n_steps` for `None`.
+        eps: bounds a target by `1 / eps`.
+        moving_average_coefficient: how much of the old weight is kept, in [0, 1).
+        initial_weights: loss name -> weight before the first update; 1 for the others.
+        diagnostic_batch_sizes: sizes of fixed diagnostic batches, see `AdaptiveBalancer`; the batch of
+            the step for `None`.
+
+    Raises:
+        TypeError: a setting is of the wrong type.
+        ValueError: a setting is out of range, or a weight is for an unknown loss.
+    """
+
+    loss_names: tuple[str, ...]
+    _: dataclasses.KW_ONLY
+    update_every_n_steps: int
+    update_start_step: int | None = None
+    eps: float = 1e-5
+    moving_average_coefficient: float = 0.9
+    initial_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    diagnostic_batch_sizes: BatchSizes | int | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def initialize(self) -> dict[str, jax.Array]:
+        """The initial weights, and norms of 0; float32, in the order of `loss_names`."""
+        weights = initial_vector(self.loss_names, self.initial_weights)
+        return {"norms": jnp.zeros_like(weights), "weights": weights}
+
+    def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
+        """The sum weighted as the last update left it."""
+        return weighted_sum(self.loss_names, losses, state["weights"])
+
+    def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The weights, by loss name."""
+        return by_name(self.loss_names, state["weights"])
+
+    def update(
+        self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """The state with these gradients taken in; see `AdaptiveBalancer`."""
+        parameters = trainable(model_state)
+
+        # One loss after the other: XLA then leaves out of each pass what the other losses need.
+        def norm(name: str) -> jax.Array:
+            def loss(parameters: Any) -> jax.Array:
+                return module.evaluate(merge(parameters, model_state), batches, key).losses[name]
+
+            return jnp.sqrt(sum_of_squares(jax.grad(loss)(parameters)))
+
+        norms = jnp.stack([norm(name) for name in self.loss_names])
+        mean = jnp.mean(norms)
+        target = mean / (norms + np.float32(self.eps) * mean)
+        renewed = moving_average(self.moving_average_coefficient, state["weights"], target)
+        return {"norms": norms, "weights": jnp.where(mean > 0, renewed, state["weights"])}

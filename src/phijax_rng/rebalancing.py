@@ -1,0 +1,148 @@
+"""When an adaptive balancer renews its state: at absolute steps, inside the compiled loop.
+
+    step -->  due?  --> batches (of the step, or fixed diagnostics) --> balancer.update --> balancer_state
+
+The schedule and the diagnostic batches are arguments of the program, not constants in it: another schedule
+needs no other program, and moves no bit before the first step at which it decides otherwise. Which steps
+are due depends on `state.step` alone, so a resumed run updates where the uninterrupted one did.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks, _pytrees, keys
+from phijax_rng._types import KeyScalar
+from phijax_rng.balancers import adapts, checked_sizes
+from phijax_rng.sources import ask
+from phijax_rng.state import TrainState, is_trainable
+
+
+class _Parts:
+    """What is static: equal to itself alone, whatever equality the user's objects have."""
+
+    def __init__(self, balancer: Any, module: Any):
+        self.balancer = balancer
+        self.module = module
+
+
+@_pytrees.record(data=("update_every_n_steps", "update_start_step", "batches"), meta=("names", "parts"))
+class BalancerRefresh:
+    """`(state, source) -> state`, with the balancer's state renewed where an update is due.
+
+    Attributes:
+        update_every_n_steps: int32 of shape `()`.
+        update_start_step: int32 of shape `()`.
+        batches: the diagnostic batches, one entry for each of `names`; `None` for the batch of the step.
+        names: their names in declaration order; JAX would hand a dict back sorted.
+        parts: the balancer and the module.
+    """
+
+    def __init__(
+        self,
+        balancer: Any,
+        module: Any,
+        batches: Mapping[str, Any] | None = None,
+    ):
+        every = _checks.positive(balancer.update_every_n_steps, "balancer.update_every_n_steps")
+        start = getattr(balancer, "update_start_step", None)
+        start = every if start is None else _checks.step_number(start, "balancer.update_start_step")
+        self.update_every_n_steps: Any = np.int32(every)
+        self.update_start_step: Any = np.int32(start)
+        self.names = None if batches is None else tuple(batches)
+        self.batches = None if batches is None else tuple(batches.values())
+        self.parts = _Parts(balancer, module)
+
+    def is_due(self, step: Any) -> jax.Array:
+        """Whether the balancer is updated before the update from this step; may be traced."""
+        since = jnp.asarray(step, jnp.int32) - self.update_start_step
+        return (since >= 0) & (since % self.update_every_n_steps == 0)
+
+    def __call__(self, state: TrainState, source: Any) -> TrainState:
+        """The state that the update from `state.step` starts with. May be traced."""
+        renewed = jax.lax.cond(
+            self.is_due(state.step),
+            lambda: self._updated(state, source),
+            lambda: state.balancer_state,
+        )
+        return state.replace(balancer_state=renewed)
+
+    def _updated(self, state: TrainState, source: Any) -> Any:
+        if self.batches is None:
+            batches = ask(source, state.step, state.sampler_state)
+        else:
+            batches = dict(zip(self.names or (), self.batches, strict=True))
+        key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
+        old = state.balancer_state
+        new = self.parts.balancer.update(self.parts.module, state.model_state, batches, key, old)
+        _require_same_types(new, old)
+        floating = [leaf for leaf in jax.tree.leaves(new) if is_trainable(leaf)]
+        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating]))
+        return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old)
+
+
+def make_refresh(
+    balancer: Any, module: Any, source: Any, balancer_key: KeyScalar, batch_keys: tuple[str, ...]
+) -> BalancerRefresh | None:
+    """The refresh of a balancer that offers `update`, with its diagnostic batches drawn; `None` otherwise.
+
+    The batches are `source.sample(fold_in(balancer_key, 0), sizes)`, whatever the step a run starts at.
+
+    Raises:
+        TypeError: sizes that are no numbers.
+        ValueError: a source that cannot draw diagnostics, a size it cannot serve, a missing member.
+    """
+    if not callable(getattr(balancer, "update", None)):
+        return None
+    if not hasattr(balancer, "update_every_n_steps"):
+        raise ValueError(
+            f"balancer offers update and must say how often, got {balancer!r}. Give it update_every_n_steps."
+        )
+    if hasattr(balancer, "check_module"):
+        balancer.check_module(module)
+    sizes = checked_sizes(getattr(balancer, "diagnostic_batch_sizes", None))
+    if sizes is None:
+        return BalancerRefresh(balancer, module)
+    if not isinstance(sizes, dict):
+        sizes = dict.fromkeys(batch_keys, sizes)
+    if not callable(getattr(source, "sample", None)):
+        raise ValueError(
+            f"the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
+            f"{source!r}. Give it one, or balance on the batches of the steps (diagnostic_batch_sizes=None)."
+        )
+    return BalancerRefresh(balancer, module, source.sample(keys.fold_in(balancer_key, 0), sizes))
+
+
+def require_fitting_state(balancer: Any, state: Any) -> None:
+    """Raises unless this is a state such as a balancer that adapts begins with."""
+    if balancer is None or not adapts(balancer):
+        return
+    wanted, given = (str(jax.tree.structure(tree)) for tree in (balancer.initialize(), state))
+    if wanted != given:
+        raise ValueError(
+            "state.balancer_state does not fit the balancer\n"
+            f"  the balancer's: {wanted}\n"
+            f"  given:          {given}\n"
+            "Pass balancer.initialize() to initialize_train_state."
+        )
+
+
+def _require_same_types(new: Any, old: Any) -> None:
+    outlines = [
+        [
+            f"{jax.tree_util.keystr(path)}: {jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+        for tree in (old, new)
+    ]
+    if outlines[0] != outlines[1] or str(jax.tree.structure(new)) != str(jax.tree.structure(old)):
+        given, returned = (", ".join(outline) or "nothing" for outline in outlines)
+        raise ValueError(
+            "the balancer's update changed the form of its state\n"
+            f"  given:    {given}\n"
+            f"  returned: {returned}\n"
+            "Return every array that `initialize` gives, with its shape and dtype."
+        )
