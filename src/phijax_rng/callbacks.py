@@ -9,17 +9,25 @@ the run.
         every_n_steps = 100
         def __call__(self, event):
             print(event.step, event.metrics["total_loss"])
+
+What it must remember from one call to the next goes into `event.memory`, which is saved with the run and
+is empty when another run begins.
 """
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from phijax_rng import _checks, keys
 from phijax_rng._types import KeyScalar
+from phijax_rng.history import History
 from phijax_rng.state import TrainState
+
+_log = logging.getLogger("phijax_rng")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,32 +36,51 @@ class Event:
 
     Attributes:
         step: completed updates.
-        metrics: the losses of the last update, by name.
+        metrics: the losses of the last update by name, and what was reported at this step.
+        history: the rows so far, those before a resume among them; not to be changed.
+        start: the step at which this call of `fit` began.
+        memory: a dict of this callback's own, saved with the run: names, numbers, text, lists and
+            dicts of them.
     """
 
     step: int
     metrics: Mapping[str, float]
+    history: History
+    start: int
+    memory: dict[str, Any]
     _state: TrainState
-
-    @classmethod
-    def of(cls, state: TrainState, metrics: Mapping[str, float]) -> "Event":
-        """The event of a state."""
-        return cls(int(state.step), dict(metrics), state)
+    _report: Callable[[Mapping[str, float]], None]
 
     @property
     def state(self) -> TrainState:
         """A copy of the train state, the caller's to keep, to write into or to donate."""
-        return jax.tree.map(_copy, self._state)
+        return jax.tree.map(_copied, self._state)
 
     def key(self, *names: str) -> KeyScalar:
         """A key of a named stream at this step, apart from every stream that training draws from."""
         own = keys.stream(self._state.balancer_key, "callback", *names)
         return keys.fold_in(own, self.step)
 
+    def report(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers to `metrics` and the history, for the callbacks behind this one and for `keep_best`.
+
+        Raises:
+            TypeError: not a mapping by name, or a value that is not a number.
+            ValueError: a name that is taken, by a loss or by another report at this step.
+        """
+        self._report(numbers)
+
 
 @runtime_checkable
 class Callback(Protocol):
-    """Called with an `Event` whenever a multiple of `every_n_steps` updates is complete."""
+    """Called with an `Event` whenever a multiple of `every_n_steps` updates is complete.
+
+    Optional members:
+
+    `name`: what its memory is saved under; the name of its class where it is absent.
+    `finish(event)`: called once when the run ends, however it ends, to let go of what it holds.
+    `is_over(memory)`: asked when a run is resumed; `True` if it had asked this run to stop.
+    """
 
     every_n_steps: int
 
@@ -75,21 +102,121 @@ def checked(callbacks: Any) -> tuple[Callback, ...]:
     return listed
 
 
-def next_step(callbacks: tuple[Callback, ...], step: int) -> int | None:
-    """The next step after `step` at which one of them wants to be called."""
-    return min((_after(step, callback.every_n_steps) for callback in callbacks), default=None)
+class Watchers:
+    """The callbacks of one call of `fit`, and what each of them remembers.
+
+    Attributes:
+        over: whether one of them had asked the resumed run to stop.
+    """
+
+    def __init__(self, callbacks: tuple[Callback, ...], remembered: Mapping[str, Any]):
+        """Each callback finds what was remembered under its name; a new one begins with nothing.
+
+        Args:
+            callbacks: in the order they are called.
+            remembered: from `remembered()` of the run that goes on; empty for a fresh one.
+        """
+        self._named = dict(zip(_names(callbacks), callbacks, strict=True))
+        self._memories = {name: copy.deepcopy(remembered.get(name, {})) for name in self._named}
+        self.over = any(_is_over(callback, self._memories[name]) for name, callback in self._named.items())
+
+    def next_step(self, step: int) -> int | None:
+        """The next step after `step` at which one of them wants to be called."""
+        wanted = ((step // c.every_n_steps + 1) * c.every_n_steps for c in self._named.values())
+        return min(wanted, default=None)
+
+    def call(self, event: Event) -> bool:
+        """Calls those whose step it is; whether one of them asks to stop.
+
+        Every one is called. Then the error of one is raised as it is, and those of several as a group.
+        """
+        due = {n: c for n, c in self._named.items() if event.step % c.every_n_steps == 0}
+        asked, errors = False, []
+        for name, callback in due.items():
+            memory = copy.deepcopy(self._memories[name])
+            try:
+                asked = callback(dataclasses.replace(event, memory=memory)) is True or asked
+                _require_plain(memory, "memory")
+            except Exception as error:
+                error.add_note(f"raised by the callback {name!r} at step {event.step}")
+                errors.append(error)
+            else:
+                self._memories[name] = memory
+        _raise(errors)
+        return asked
+
+    def finish(self, event: Event) -> None:
+        """Calls the `finish` of each; errors as in `call`. What they remember now is not saved."""
+        errors = []
+        for name, callback in self._named.items():
+            if not callable(getattr(callback, "finish", None)):
+                continue
+            try:
+                memory = copy.deepcopy(self._memories[name])
+                callback.finish(dataclasses.replace(event, memory=memory))  # type: ignore[attr-defined]
+            except Exception as error:
+                error.add_note(f"raised by the callback {name!r} when the run ended at step {event.step}")
+                errors.append(error)
+        _raise(errors)
+
+    def remembered(self) -> dict[str, Any]:
+        """What each remembers, by name, as JSON holds it."""
+        return {name: copy.deepcopy(memory) for name, memory in self._memories.items() if memory}
 
 
-def call(callbacks: tuple[Callback, ...], event: Event) -> bool:
-    """Calls those whose step it is; whether one of them asks to stop."""
-    due = [callback for callback in callbacks if event.step % callback.every_n_steps == 0]
-    asked = [callback(event) is True for callback in due]  # every one is called
-    return any(asked)
+def reported(numbers: Any, taken: Mapping[str, float]) -> dict[str, float]:
+    """What `Event.report` was given, as floats by name."""
+    _checks.mapping(numbers, "report")
+    for name in numbers:
+        if name in taken or name == "step":
+            raise ValueError(
+                f"report has {name!r}, and there is one already at this step. Give it a name of its own."
+            )
+    try:
+        return {name: float(value) for name, value in numbers.items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"report must hold numbers by name, got {numbers!r}. Reduce them first.") from error
 
 
-def _copy(leaf: jax.Array) -> jax.Array:
+def _copied(leaf: jax.Array) -> jax.Array:
     return jax.device_put(leaf, leaf.sharding, may_alias=False)
 
 
-def _after(step: int, every: int) -> int:
-    return (step // every + 1) * every
+def _names(callbacks: tuple[Callback, ...]) -> list[str]:
+    """A name for each; those of a kind are numbered from the second on."""
+    names: list[str] = []
+    for callback in callbacks:
+        kind = getattr(callback, "__qualname__", type(callback).__qualname__)
+        own = str(getattr(callback, "name", None) or kind)
+        count = sum(1 for name in names if name.partition("#")[0] == own)
+        names.append(f"{own}#{count + 1}" if count else own)
+    return names
+
+
+def _is_over(callback: Any, memory: dict[str, Any]) -> bool:
+    return callable(getattr(callback, "is_over", None)) and bool(callback.is_over(memory))
+
+
+def _raise(errors: list[Exception]) -> None:
+    if len(errors) > 1:
+        raise ExceptionGroup(f"{len(errors)} callbacks failed", errors)
+    if errors:
+        raise errors[0]
+
+
+def _require_plain(value: Any, path: str) -> None:
+    """Raises unless the value comes back equal from JSON."""
+    if value is None or type(value) in (bool, int, float, str):
+        return
+    if type(value) is list:
+        for index, entry in enumerate(value):
+            _require_plain(entry, f"{path}[{index}]")
+        return
+    if type(value) is dict and all(type(name) is str for name in value):
+        for name, entry in value.items():
+            _require_plain(entry, f"{path}[{name!r}]")
+        return
+    raise TypeError(
+        f"{path} must be plain data, got {value!r}. "
+        "Keep Python numbers, text, and lists and dicts (with names for keys) of them."
+    )

@@ -1,0 +1,86 @@
+"""The history of a run as a CSV file that goes on where the run goes on.
+
+The file holds the rows of the history, byte for byte what a run that was never stopped would write: rows
+behind the checkpoint that a killed process left are cut off, and rows that are missing are written again.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from phijax_rng import _checks
+from phijax_rng.callbacks import Event
+from phijax_rng.history import History
+
+
+@dataclasses.dataclass(frozen=True)
+class CSVHistory:
+    """A callback that keeps a CSV file of the history: `step`, then a column for each name.
+
+    A cell is empty where a row has no such number. The last rows are written when the run ends.
+
+    Attributes:
+        path: the file; folders above it are made.
+        every_n_steps: updates between two looks at the history.
+
+    Raises:
+        TypeError: `path` is not a path, or `every_n_steps` not a whole number.
+        ValueError: `every_n_steps` is not positive.
+    """
+
+    path: str | os.PathLike[str]
+    _: dataclasses.KW_ONLY
+    every_n_steps: int = 100
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, os.PathLike)) or not os.fspath(self.path):
+            raise TypeError(f"path must be a path, got {self.path!r}. Name the file.")
+        _checks.positive(self.every_n_steps, "every_n_steps")
+
+    @property
+    def name(self) -> str:
+        """Its memory belongs to one file."""
+        return f"CSVHistory/{os.fspath(self.path)}"
+
+    def __call__(self, event: Event) -> None:
+        """Brings the file up to the history."""
+        path, history, memory = Path(self.path).expanduser(), event.history, event.memory
+        header, count = history.csv_header(), memory.get("rows", 0)
+        written = memory.get("bytes", 0)
+        if count == 0 or not _goes_on(path, history, header, count, written):
+            count, written = 0, 0
+        lines = [header] if count == 0 else []
+        lines += [history.csv_row(index) for index in range(count, len(history))]
+        added = "".join(lines).encode()
+        _write(path, written, added)
+        memory.update(rows=len(history), bytes=written + len(added))
+
+    def finish(self, event: Event) -> None:
+        """Writes the last rows."""
+        self(event)
+
+
+def _goes_on(path: Path, history: History, header: str, count: int, written: int) -> bool:
+    """Whether the first `written` bytes of the file begin and end as the first `count` rows do."""
+    first, last = header.encode(), history.csv_row(count - 1).encode()
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(first)) == first
+            file.seek(max(written - len(last), 0))
+            return begins and file.read(len(last)) == last
+    except OSError:
+        return False
+
+
+def _write(path: Path, keep: int, added: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if keep == 0:
+        # Whole or not at all: whoever reads meanwhile sees the old file or the new one.
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_bytes(added)
+        beside.replace(path)
+        return
+    with path.open("r+b") as file:
+        file.truncate(keep)
+        file.seek(keep)
+        file.write(added)

@@ -1,0 +1,47 @@
+"""Numbers of the model that are taken now and then, and influence nothing.
+
+What is drawn for an evaluation comes from a stream of its own and from the step, so the numbers are the same
+whenever, and however often, the run is stopped and resumed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phijax_rng import _checks
+from phijax_rng.callbacks import Event
+from phijax_rng.module import takes_key
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """A callback that reports what a function says of the model state, as `<name>/<entry>`.
+
+    Attributes:
+        function: `function(model_state, key) -> {entry: number}`; the parameter named `key` may be left out.
+            It is given a copy of the model state, and the key of its stream at this step. Wrap it in
+            `jax.jit` where it is worth compiling.
+        every_n_steps: updates between two evaluations.
+        name: of the numbers, and of the stream.
+
+    Raises:
+        TypeError: a setting is of the wrong type.
+        ValueError: a setting is out of range.
+    """
+
+    function: Callable[..., Mapping[str, Any]]
+    _: dataclasses.KW_ONLY
+    every_n_steps: int = 1000
+    name: str = "evaluation"
+
+    def __post_init__(self) -> None:
+        _checks.function(self.function, "function")
+        _checks.positive(self.every_n_steps, "every_n_steps")
+        _checks.names((self.name,), "name")
+
+    def __call__(self, event: Event) -> None:
+        """Evaluates, and reports the numbers."""
+        options = {"key": event.key("evaluation", self.name)} if takes_key(self.function) else {}
+        numbers = self.function(event.state.model_state, **options)
+        _checks.mapping(numbers, f"what {self.name!r} returns")
+        event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})

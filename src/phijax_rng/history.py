@@ -1,0 +1,94 @@
+"""The losses and evaluations of a run by step, and how a checkpoint remembers them.
+
+    step   total_loss   pde   ...   evaluation/error
+    100    ...                       (absent where nothing was reported)
+
+One row for each step that is logged or reported on, in rising order. Names stand in the order of their first
+appearance, so a history that went through a checkpoint continues into the rows, and the file, of a run
+that was never stopped.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+
+class History(Sequence[Mapping[str, float]]):
+    """Rows by step; each is a dict that begins with `step`.
+
+    Attributes:
+        names: the columns behind `step`, in the order of their first appearance.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._rows: list[tuple[int, dict[str, float]]] = []
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """A row for this step, or more numbers for the last row if it is of this step.
+
+        Raises:
+            ValueError: the step lies before the last row.
+        """
+        last = self._rows[-1][0] if self._rows else -1
+        if step < last:
+            raise ValueError(f"step must not lie before the last row, {last}, got {step}. Add rows in order.")
+        if step > last:
+            self._rows.append((step, {}))
+        self._rows[-1][1].update(numbers)
+        self.names += [name for name in numbers if name not in self.names]
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Mapping[str, float], ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """A row, or a tuple of them."""
+        if isinstance(index, slice):
+            return tuple(self._row(*row) for row in self._rows[index])
+        return self._row(*self._rows[index])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def after(self, step: int) -> Iterator[Mapping[str, float]]:
+        """The rows behind a step."""
+        count = 0
+        while count < len(self) and self._rows[-1 - count][0] > step:
+            count += 1
+        return (self._row(*row) for row in self._rows[len(self) - count :])
+
+    def plain(self) -> dict[str, Any]:
+        """The whole as JSON holds it; what is added later does not change it."""
+        rows = [[step, *(numbers.get(name) for name in self.names)] for step, numbers in self._rows]
+        return {"names": list(self.names), "rows": rows}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "History":
+        """The history that `plain` told of."""
+        history = cls()
+        history.names = list(plain.get("names", ()))
+        history._rows = [
+            (row[0], {n: value for n, value in zip(history.names, row[1:], strict=True) if value is not None})
+            for row in plain.get("rows", ())
+        ]
+        return history
+
+    def csv_header(self) -> str:
+        """The first line of a table of all rows."""
+        return _line(["step", *self.names])
+
+    def csv_row(self, index: int) -> str:
+        """The line of a row; floats as Python shows them, which reads back to the same bits."""
+        step, numbers = self._rows[index]
+        return _line([step, *(repr(numbers[n]) if n in numbers else "" for n in self.names)])
+
+    def _row(self, step: int, numbers: Mapping[str, float]) -> dict[str, float]:
+        return {"step": step, **{name: numbers[name] for name in self.names if name in numbers}}
+
+
+def _line(cells: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()

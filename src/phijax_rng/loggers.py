@@ -1,0 +1,126 @@
+"""The history of a run in TensorBoard and in Weights & Biases.
+
+Both are callbacks and display only: adding one, or taking one away, never stands in the way of a resume. One
+that is added later begins with the rows there are. The packages are extras, `phijax-rng[tensorboard]` and
+`phijax-rng[wandb]`, imported when the first rows are shown.
+"""
+
+import os
+import time
+from typing import Any
+
+from phijax_rng import _checks
+from phijax_rng.callbacks import Event
+
+
+class TensorBoardLogger:
+    """A callback that writes the history as TensorBoard scalars.
+
+    Rows that a killed process wrote behind its last checkpoint are withdrawn when the run goes on, so no step
+    is shown twice.
+
+    Attributes:
+        directory: where the event files go.
+        every_n_steps: updates between two looks at the history.
+
+    Raises:
+        TypeError: `directory` is not a path, or `every_n_steps` not a whole number.
+        ValueError: `every_n_steps` is not positive.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
+        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+            raise TypeError(f"directory must be a path, got {directory!r}. Name where the event files go.")
+        self.directory = os.fspath(directory)
+        self.every_n_steps = _checks.positive(every_n_steps, "every_n_steps")
+        self._writer: Any = None
+
+    @property
+    def name(self) -> str:
+        """Its memory belongs to one directory."""
+        return f"TensorBoardLogger/{self.directory}"
+
+    def __call__(self, event: Event) -> None:
+        """Writes the rows that are not there yet."""
+        shown = event.memory.get("shown", 0)
+        if self._writer is None:
+            self._writer = _summary_writer(self.directory, shown + 1)
+        for row in event.history.after(shown):
+            for name, value in row.items():
+                if name != "step":
+                    self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
+        event.memory["shown"] = event.step
+
+    def finish(self, event: Event) -> None:
+        """Writes the last rows and closes the files."""
+        try:
+            self(event)
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+
+
+class WandbLogger:
+    """A callback that logs the history to Weights & Biases, each row at its step.
+
+    To go on with the same run there behind a resume, pass `id="..."` and `resume="allow"`; Weights & Biases
+    then passes over steps that it has already.
+
+    Attributes:
+        run: a run from `wandb.init`, which stays open; `None` to begin one and finish it with the fit.
+        every_n_steps: updates between two looks at the history.
+        options: arguments of `wandb.init` where `run` is `None`.
+
+    Raises:
+        TypeError: `run` has no `log`, there are options beside a run, or `every_n_steps` is no number.
+        ValueError: `every_n_steps` is not positive.
+    """
+
+    def __init__(self, run: Any = None, *, every_n_steps: int = 100, **options: Any):
+        if run is not None and not callable(getattr(run, "log", None)):
+            raise TypeError(f"run must offer log(numbers, step), got {run!r}. Pass what wandb.init returns.")
+        if run is not None and options:
+            raise TypeError(
+                f"run is given, and so is {_checks.shown(options)} for wandb.init. Pass one of them."
+            )
+        self.run = run
+        self.every_n_steps = _checks.positive(every_n_steps, "every_n_steps")
+        self.options = options
+        self._begun: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Logs the rows that are not there yet."""
+        run = self.run or self._begun
+        if run is None:
+            run = self._begun = _begin_run(self.options)
+        for row in event.history.after(event.memory.get("shown", 0)):
+            run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+        event.memory["shown"] = event.step
+
+    def finish(self, event: Event) -> None:
+        """Logs the last rows, and finishes a run that it began."""
+        try:
+            self(event)
+        finally:
+            run, self._begun = self._begun, None
+            if run is not None:
+                run.finish()
+
+
+def _summary_writer(directory: str, purge_step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ImportError("TensorBoardLogger needs tensorboardX. Install phijax-rng[tensorboard].") from error
+    # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
+    return SummaryWriter(directory, purge_step=purge_step, filename_suffix=f".{time.time_ns()}")
+
+
+def _begin_run(options: dict[str, Any]) -> Any:
+    try:
+        import wandb  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ImportError("WandbLogger needs wandb. Install phijax-rng[wandb].") from error
+    return wandb.init(**options)
