@@ -1,7 +1,7 @@
 """Save and restore whole train states; the only module that knows Orbax.
 
     <directory>/<step>/state           arrays of `model_state` and of everything else, by number
-                       document        JSON: manifest, digests of the arrays, the run's contract, its SHA-256
+                       document        JSON: manifest, digests of the arrays, contract, memory, its SHA-256
     <directory>/superseded/            steps that a rewind or a fall-back left behind
 
 Restoring creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
@@ -22,12 +22,9 @@ the digests. A save counts when it is on disk: an asynchronous one is waited for
 import contextlib
 import dataclasses
 import json
-import logging
 import os
-import shutil
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,19 +36,14 @@ from orbax.checkpoint import future as ocp_future
 
 from phijax_rng import _checks, manifest
 from phijax_rng._lock import DirectoryLock
-from phijax_rng.contract import SCHEMA, dumps, loads
+from phijax_rng.contract import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
+from phijax_rng.folder import DOCUMENT, DOCUMENT_FILE, Folder
 from phijax_rng.manifest import MODEL
+from phijax_rng.retention import KeepBest, dropped, minutes_or_none, positive_or_none
 from phijax_rng.state import TrainState
 
-_log = logging.getLogger("phijax_rng")
-
 _STATE = "state"
-_DOCUMENT = "document"
-_DOCUMENT_FILE = "document.json"
-
-_MOST_CLEARINGS = 20
-_SECONDS_BETWEEN_CLEARINGS = 0.1
 
 # Running out of memory says nothing about the files.
 _NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
@@ -65,6 +57,9 @@ class Checkpoints:
         every_n_steps: save at multiples of this step; `None` for no such saves.
         every_minutes: save when this long has passed since the last; `None` for no such saves.
         max_to_keep: how many of the newest steps are kept; `None` for all.
+        keep_best: `(metric, k)` also keeps the k steps with the least number of this name, and
+            `(metric, k, "max")` those with the largest: a loss, or what a callback reports at that step.
+            Saves at multiples of `every_n_steps` compete; the earlier of two equal ones wins.
         asynchronous: whether `save` returns before the files are written.
     """
 
@@ -75,23 +70,26 @@ class Checkpoints:
         every_n_steps: int | None = None,
         every_minutes: float | None = 10,
         max_to_keep: int | None = 3,
+        keep_best: tuple[str, int] | tuple[str, int, str] | None = None,
         asynchronous: bool = True,
     ):
         """Nothing is created or read before the first save or restore.
 
         Raises:
-            TypeError: a count is not a whole number, or `directory` is not a path.
-            ValueError: a count or a time is not positive.
+            TypeError: a count is not a whole number, `directory` is not a path, or `keep_best` no such tuple.
+            ValueError: a count or a time is not positive, or `keep_best` lacks `every_n_steps`.
         """
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise TypeError(f"directory must be a path, got {directory!r}. Pass where the run is kept.")
         self.directory = Path(os.path.abspath(Path(directory).expanduser()))
-        self.every_n_steps = (
-            None if every_n_steps is None else _checks.positive(every_n_steps, "every_n_steps")
-        )
-        self.every_minutes = None if every_minutes is None else _positive_minutes(every_minutes)
-        self.max_to_keep = None if max_to_keep is None else _checks.positive(max_to_keep, "max_to_keep")
+        self.every_n_steps = positive_or_none(every_n_steps, "every_n_steps")
+        self.every_minutes = minutes_or_none(every_minutes)
+        self.max_to_keep = positive_or_none(max_to_keep, "max_to_keep")
+        self._best = KeepBest.checked(keep_best, self.every_n_steps)
+        self.keep_best = keep_best
         self.asynchronous = _checks.flag(asynchronous, "asynchronous")
+        self._folder = Folder(self.directory)
+        self._values: dict[int, float] = {}
         self._manager: ocp.CheckpointManager | None = None
         self._lock = DirectoryLock(self.directory)
         self._in_flight: int | None = None
@@ -110,21 +108,22 @@ class Checkpoints:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that are on disk, ascending; empty when there is no directory.
-
-        Raises:
-            NotADirectoryError: there is a file in its place.
-        """
-        if not self.directory.is_dir():
-            if self.directory.exists():
-                raise NotADirectoryError(f"{self.directory} is not a directory. Name another for this run.")
-            return ()
-        return tuple(sorted(int(entry.name) for entry in self.directory.iterdir() if _is_step(entry)))
+        """The steps that are on disk, ascending; empty when there is no directory."""
+        return self._folder.steps
 
     @property
     def latest_step(self) -> int | None:
         """The highest step on disk, or `None`."""
         return self.steps[-1] if self.steps else None
+
+    @property
+    def best_step(self) -> int | None:
+        """The best step on disk by `keep_best`, or `None`."""
+        return next(iter(self._best_steps()), None)
+
+    def existing(self, step: int | None = None) -> int:
+        """This step if it is on disk, the latest for `None`; a `FileNotFoundError` lists those there are."""
+        return self._folder.existing(step)
 
     def contract(self, step: int | None = None) -> dict[str, Any]:
         """The contract saved with a step (the latest for `None`), as plain data.
@@ -133,24 +132,38 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the steps there are, are listed.
             DamagedCheckpointError: the contract is unreadable or does not match its digest.
         """
-        return dict(self._document(self.existing(step))["contract"])
+        return dict(self._folder.document(self.existing(step))["contract"])
+
+    def memory(self, step: int | None = None) -> dict[str, Any]:
+        """What callbacks and history remembered at a step (the latest for `None`), as plain data.
+
+        Raises:
+            FileNotFoundError: there is no such step; the steps there are, are listed.
+            DamagedCheckpointError: it is unreadable or does not match its digest.
+        """
+        return dict(self._folder.document(self.existing(step)).get("memory", {}))
 
     def readable_contract(self, step: int | None = None) -> dict[str, Any]:
         """The contract of a step, or of the newest step whose contract is readable; empty if none is."""
-        if step is not None:
-            return self.contract(step)
-        for found in reversed(self.steps):
-            with contextlib.suppress(DamagedCheckpointError):
-                return self.contract(found)
-        return {}
+        return self._folder.readable_contract() if step is None else self.contract(step)
 
     # Saving
 
-    def save(self, state: TrainState, contract: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        state: TrainState,
+        contract: Mapping[str, Any] | None = None,
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
         """Saves the state under its step; asynchronously unless told otherwise at construction.
 
         The arrays may be donated or changed as soon as this returns. A failure in the background is
         raised by the next `save`, by `wait` or by `close`.
+
+        Args:
+            state: what to save.
+            contract: plain data that `contract` gives back, compared on a resume.
+            memory: plain data that `memory` gives back; its `"metrics"` are what `keep_best` compares.
 
         Raises:
             TypeError: `state` is not a `TrainState`.
@@ -169,10 +182,10 @@ class Checkpoints:
             )
         parts = manifest.leaves_of(state)
         arrays = {part: manifest.stored_arrays(leaves) for part, leaves in parts.items()}
-        document = _SaveDocument(parts, arrays, dict(contract or {}))
+        document = _SaveDocument(parts, arrays, dict(contract or {}), dict(memory or {}))
         if not self.asynchronous:
             document.returned.set()
-        items = {_STATE: ocp.args.StandardSave(arrays), _DOCUMENT: document}
+        items = {_STATE: ocp.args.StandardSave(arrays), DOCUMENT: document}
         self._lock.acquire()
         self._in_flight = step
         try:
@@ -184,7 +197,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the save in flight, and drops the oldest steps.
+        """Waits for the save in flight, and drops the steps that are not to be kept.
 
         Raises:
             SaveError: the save could not be written; the steps before it are as they were.
@@ -197,7 +210,7 @@ class Checkpoints:
         except Exception as error:
             raise self._save_error(error) from error
         self._in_flight = None
-        self._drop_oldest()
+        self._drop()
 
     def close(self) -> None:
         """Waits, and lets go of the directory. The object can be used again."""
@@ -236,12 +249,8 @@ class Checkpoints:
     def supersede_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
-        later = [found for found in self.steps if found > step]
-        for found in later:
-            folder = self.directory / "superseded"
-            folder.mkdir(exist_ok=True)
-            taken = sum(1 for entry in folder.iterdir() if entry.name.split("-")[0] == str(found))
-            (self.directory / str(found)).rename(folder / f"{found}-{taken}")
+        later = self._folder.set_aside_after(step)
+        self._values = {}
         if later and self._manager is not None:
             self._manager.reload()
         return later
@@ -264,7 +273,7 @@ class Checkpoints:
             DamagedCheckpointError: files are missing, unreadable, or not what was saved.
         """
         step = self.existing(step)
-        document = self._document(step)
+        document = self._folder.document(step)
         parts = manifest.leaves_of(like)
         wanted = {MODEL: parts[MODEL]} if weights_only else parts
         manifest.require_fit(step, document["leaves"], wanted)
@@ -281,23 +290,7 @@ class Checkpoints:
             CheckpointMismatchError: an intact step does not fit `like`.
             DamagedCheckpointError: no step is intact.
         """
-        step: int | None = self.existing()
-        damage = []
-        while step is not None:
-            try:
-                return self.restore(like, step, weights_only=weights_only), step
-            except DamagedCheckpointError as error:
-                damage.append(str(error))
-                before, step = step, self._step_before(step)
-                if step is not None:
-                    warnings.warn(
-                        f"checkpoint at step {before} is damaged, going back to step {step}: {error}",
-                        UserWarning,
-                        stacklevel=2,
-                    )
-        raise DamagedCheckpointError(
-            "no checkpoint is intact:\n  " + "\n  ".join(damage) + "\nStart a fresh run elsewhere."
-        )
+        return self._folder.newest_intact(lambda step: self.restore(like, step, weights_only=weights_only))
 
     # Inside
 
@@ -329,7 +322,7 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):
                 manager.close()
-        self._clear_leftovers()
+        self._folder.clear_leftovers()
         kept = _checks.shown(self.steps) if self.directory.is_dir() else "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
@@ -338,68 +331,20 @@ class Checkpoints:
             step=step,
         )
 
-    def _clear_leftovers(self) -> None:
-        """Removes what a failed save left, while writers of other parts of it may still be at work."""
-        for _ in range(_MOST_CLEARINGS):
-            leftovers = [p for p in self.directory.glob("*.orbax-checkpoint-tmp*") if p.is_dir()]
-            if not leftovers:
-                return
-            for leftover in leftovers:
-                shutil.rmtree(leftover, ignore_errors=True)
-            time.sleep(_SECONDS_BETWEEN_CLEARINGS)
+    def _best_steps(self) -> list[int]:
+        """The best steps on disk, by what their documents say; each is read once."""
+        if self._best is None:
+            return []
+        known, metric = self._values, self._best.metric
+        self._values = {
+            step: known[step] if step in known else self._folder.value(step, metric) for step in self.steps
+        }
+        return self._best.best(self._values)
 
-    def _step_before(self, step: int) -> int | None:
-        """The step that this one says it came from, if that is on disk; else the next lower one."""
-        lower = [found for found in self.steps if found < step]
-        try:
-            parent = self.contract(step)["run"]["parent_step"]
-        except (DamagedCheckpointError, KeyError):
-            parent = None
-        if parent in lower:
-            return int(parent)
-        return max(lower, default=None)
-
-    def _drop_oldest(self) -> None:
-        if self.max_to_keep is not None and self._manager is not None:
-            for step in self.steps[: -self.max_to_keep]:
+    def _drop(self) -> None:
+        if self._manager is not None:
+            for step in dropped(self.steps, self.max_to_keep, self._best_steps()):
                 self._manager.delete(step)
-
-    def existing(self, step: int | None = None) -> int:
-        """This step if it is on disk; the latest for `None`.
-
-        Raises:
-            FileNotFoundError: there is no such step; the steps there are, are listed.
-        """
-        steps = self.steps
-        if not steps:
-            raise FileNotFoundError(
-                f"no checkpoint in {self.directory}. Check the path, or start a fresh run."
-            )
-        if step is None:
-            return steps[-1]
-        number = _checks.step_number(step)
-        if number not in steps:
-            raise FileNotFoundError(
-                f"no checkpoint at step {number} in {self.directory}; there are steps "
-                f"{', '.join(map(str, steps))}. Pick one of them."
-            )
-        return number
-
-    def _document(self, step: int) -> dict[str, Any]:
-        where = f"step {step} in {self.directory}"
-        path = self.directory / str(step) / _DOCUMENT / _DOCUMENT_FILE
-        try:
-            data = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise DamagedCheckpointError(
-                f"{where} has no {_DOCUMENT}: it is incomplete, or was not saved by phijax_rng. "
-                "Restore another step."
-            ) from None
-        except (OSError, ValueError) as error:
-            raise DamagedCheckpointError(
-                f"the document of {where} cannot be read: {error}. Restore another step."
-            ) from error
-        return loads(data, where)
 
     def _read(self, step: int, parts: manifest.Parts, document: Mapping[str, Any]) -> dict[str, list[Any]]:
         targets = {
@@ -459,15 +404,15 @@ class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
     async def _write(self, directory: Any, args: "_SaveDocument") -> None:
         # Hashing takes every core; the run should go on first.
         args.returned.wait()
-        (directory / _DOCUMENT_FILE).write_text(json.dumps(args.document()))
+        (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
 
     def save(self, directory: Any, args: "_SaveDocument") -> None:
         """The same, at once."""
-        (directory / _DOCUMENT_FILE).write_text(json.dumps(args.document()))
+        (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
 
     def restore(self, directory: Any, args: Any = None) -> Any:
         """Reads the document."""
-        return json.loads((directory / _DOCUMENT_FILE).read_text())
+        return json.loads((directory / DOCUMENT_FILE).read_text())
 
 
 @ocp.args.register_with_handler(_DocumentHandler, for_save=True)
@@ -482,6 +427,7 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     parts: manifest.Parts
     arrays: Mapping[str, Mapping[str, Any]]
     contract: dict[str, Any]
+    memory: dict[str, Any]
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -494,32 +440,11 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     def document(self) -> dict[str, Any]:
         """The document, with its own SHA-256."""
-        digests = {
-            part: manifest.digest_stored(leaves, self.arrays[part]) for part, leaves in self.parts.items()
-        }
-        return dumps(
-            {
-                "schema": SCHEMA,
-                "leaves": manifest.describe(self.parts),
-                "digests": digests,
-                "contract": self.contract,
-            }
-        )
+        told = {"schema": SCHEMA, **manifest.described(self.parts, self.arrays)}
+        return dumps({**told, "contract": self.contract, "memory": self.memory})
 
 
 @ocp.args.register_with_handler(_DocumentHandler, for_restore=True)
 @dataclasses.dataclass
 class _RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """Orbax wants a handler to have both."""
-
-
-def _is_step(entry: Path) -> bool:
-    return entry.name.isdecimal() and str(int(entry.name)) == entry.name and entry.is_dir()
-
-
-def _positive_minutes(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"every_minutes must be a number, got {value!r}. Pass minutes, or None.")
-    if not value > 0:
-        raise ValueError(f"every_minutes must be positive, got {value!r}. Pass minutes, or None.")
-    return float(value)

@@ -115,6 +115,12 @@ def describe(parts: Parts) -> dict[str, list[list[Any]]]:
     }
 
 
+def described(parts: Parts, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Leaves and digests of a state, for its document."""
+    digests = {part: digest_stored(leaves, arrays[part]) for part, leaves in parts.items()}
+    return {"leaves": describe(parts), "digests": digests}
+
+
 def stored_arrays(leaves: list[Leaf]) -> dict[str, Any]:
     """The arrays to store, by number."""
     return {leaf.name: leaf.array() for leaf in leaves if leaf.is_stored}

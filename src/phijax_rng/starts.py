@@ -66,7 +66,7 @@ class Start:
         A named step must be intact; without one, damaged steps are passed over with a warning.
         """
         if self.checkpoints is None:
-            return Restored(fresh, {}, None, {})
+            return Restored(fresh, {}, None, {}, {})
         if self.step is None:
             state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
         else:
@@ -76,7 +76,8 @@ class Start:
             "sampling": keys.fingerprint(state.sampling_key),
             "balancer": keys.fingerprint(state.balancer_key),
         }
-        return Restored(state, self.checkpoints.contract(step), step, streams)
+        memory = {} if self.weights_only else self.checkpoints.memory(step)
+        return Restored(state, self.checkpoints.contract(step), step, streams, memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +89,14 @@ class Restored:
         contract: the contract it was saved with; empty for a fresh run.
         step: the step it was saved at; `None` for a fresh run.
         streams: fingerprints of the saved keys, for a state that was saved without a contract.
+        memory: what history and callbacks remembered; empty for a fresh run.
     """
 
     state: TrainState
     contract: Mapping[str, Any]
     step: int | None
     streams: Mapping[str, str]
+    memory: Mapping[str, Any]
 
 
 def decide(
