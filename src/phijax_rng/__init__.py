@@ -1,9 +1,10 @@
 """One seed, named streams, batches by step, and runs that resume to the same bits."""
 
 from phijax_rng import keys, shuffle
-from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.balancers import AdaptiveBalancer, LossBalancer, ObservingBalancer, StaticLossBalancer
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.csv_history import CSVHistory
 from phijax_rng.determinism import (
     deterministic_xla_flags,
     require_deterministic_execution,
@@ -19,11 +20,17 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
+from phijax_rng.evaluation import Evaluate
+from phijax_rng.gradnorm import GradNormBalancer
 from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
+from phijax_rng.loggers import TensorBoardLogger, WandbLogger
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
+from phijax_rng.ntk import NTKBalancer
 from phijax_rng.pools import HostPool
+from phijax_rng.relobralo import ReLoBRaLoBalancer
+from phijax_rng.results import FitResult
 from phijax_rng.samplers import (
     AdaptiveSampler,
     RandomRowSampler,
@@ -36,10 +43,14 @@ from phijax_rng.samplers import (
 from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
-from phijax_rng.trainer import FitResult, Trainer
+from phijax_rng.stopping import EarlyStopping
+from phijax_rng.trainer import Trainer
+from phijax_rng.uncertainty import UncertaintyBalancer
 
 __all__ = [
+    "AdaptiveBalancer",
     "AdaptiveSampler",
+    "CSVHistory",
     "Callback",
     "CheckpointMismatchError",
     "Checkpoints",
@@ -48,8 +59,11 @@ __all__ = [
     "DataModule",
     "DatasetSampler",
     "DirectoryInUseError",
+    "EarlyStopping",
+    "Evaluate",
     "Event",
     "FitResult",
+    "GradNormBalancer",
     "HostPool",
     "HostSampler",
     "HostedRowSampler",
@@ -58,10 +72,13 @@ __all__ = [
     "LossBalancer",
     "LossModule",
     "LossTrainStep",
+    "NTKBalancer",
     "NamedBatchSource",
     "NonFiniteError",
+    "ObservingBalancer",
     "PoolDataModule",
     "RandomRowSampler",
+    "ReLoBRaLoBalancer",
     "RunChangedError",
     "RunExistsError",
     "Sampler",
@@ -71,12 +88,15 @@ __all__ = [
     "StaticLossBalancer",
     "StepOutput",
     "StepSampler",
+    "TensorBoardLogger",
     "TrainLoop",
     "TrainState",
     "TrainStep",
     "Trainer",
     "TrainingBatchSource",
+    "UncertaintyBalancer",
     "UniformDomainSampler",
+    "WandbLogger",
     "WeightedRowSampler",
     "advance",
     "deterministic_xla_flags",

@@ -4,19 +4,29 @@ A look reads what a chunk gave and never changes it, so when the host looks in i
 update or after a thousand, the run ends in the same bits.
 """
 
+import contextlib
 import logging
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from phijax_rng.callbacks import Callback, Event, call, next_step
+from phijax_rng.callbacks import Callback, Event, Watchers, reported
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.errors import SaveError
+from phijax_rng.errors import NonFiniteError, SaveError
+from phijax_rng.history import History
 from phijax_rng.loop import Chunk
 from phijax_rng.record import Record
 from phijax_rng.state import TrainState
+from phijax_rng.step import TOTAL
 
 _log = logging.getLogger("phijax_rng")
+
+_REPLAY = """to draw the batch of step {step} again, and its losses one by one:
+  source = datamodule.train_batch_source(module.batch_keys, error.state.sampling_key)
+  batches = source({step})
+  output = module.evaluate(error.state.model_state, batches, phijax_rng.advance(error.state)[1])"""
 
 
 class Looks:
@@ -25,9 +35,11 @@ class Looks:
     Attributes:
         state: the state after the last update that was taken.
         step: its step.
-        metrics: the losses of the last update, by name.
-        history: the losses of each update that completed a multiple of `log_every_n_steps`.
-        asked_to_stop: whether a callback asked for the run to stop.
+        metrics: the losses of the last update by name, and what callbacks reported at that step.
+        history: the losses of each update that completed a multiple of `log_every_n_steps`, and reports.
+        asked_to_stop: whether a callback asked for the run to stop, now or before it was resumed.
+        callback_error: what a callback raised, or `None`.
+        loss_names: which of the recorded numbers are losses; set when the program is known.
     """
 
     def __init__(
@@ -39,17 +51,20 @@ class Looks:
         display: Any,
         log_every_n_steps: int,
         callbacks: tuple[Callback, ...] = (),
+        remembered: Mapping[str, Any] = types.MappingProxyType({}),
     ):
         self.state = state
         self.step = self._first = int(state.step)
         self.metrics: dict[str, float] = {}
-        self.history: list[dict[str, float]] = []
-        self.asked_to_stop = False
+        self.history = History.from_plain(remembered.get("history", {}))
+        self.callback_error: Exception | None = None
+        self.loss_names: tuple[str, ...] = ()
         self._record = record
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
-        self._callbacks = callbacks
+        self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+        self.asked_to_stop = self._watchers.over
         self._told_of_nonfinite = False
         if checkpoints is not None:
             checkpoints.start_clock()
@@ -57,7 +72,7 @@ class Looks:
     def next_look(self) -> int | None:
         """The next step at which a save or a callback is asked for by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
-        wanted = (save, next_step(self._callbacks, self.step))
+        wanted = (save, self._watchers.next_step(self.step))
         return min((step for step in wanted if step is not None), default=None)
 
     def take(self, chunk: Chunk) -> None:
@@ -66,22 +81,79 @@ class Looks:
         if chunk.step == chunk.start:
             return
         self.metrics = _at(chunk, -1)
-        self.history += _logged(chunk, self._every)
+        for step, losses in _logged(chunk, self._every):
+            self.history.add(step, losses)
         self._tell_of_nonfinite(chunk)
         self._display.show(self.step, self.metrics)
-        if self._callbacks:
-            event = Event.of(self.state, self.metrics)
-            self.asked_to_stop = call(self._callbacks, event) or self.asked_to_stop
+        try:
+            self.asked_to_stop = self._watchers.call(self._event()) or self.asked_to_stop
+        except Exception as error:
+            self.callback_error = error
+            raise
         if self._checkpoints is not None and self._checkpoints.is_due(self.step):
             self.save()
 
     def finish(self) -> None:
-        """The last save, waited for, and the end of the display."""
-        self._end(save=True)
+        """The last save, waited for, the end of the display, and of the callbacks."""
+        try:
+            self._end(save=True)
+        except BaseException as error:
+            with self._beside(error):
+                self._dismiss()
+            raise
+        self._dismiss()
 
-    def abandon(self) -> None:
-        """After an error: saves what the updates before it reached."""
-        self._end(save=self.step > self._first)
+    def abandon(self, error: BaseException) -> None:
+        """After an error: saves what the updates before it reached, and tells the callbacks."""
+        nonfinite = isinstance(error, NonFiniteError)
+        if isinstance(error, NonFiniteError):
+            error.add_note(_REPLAY.format(step=error.step))
+            with self._beside(error):
+                self.take(error.chunk)
+        try:
+            self._end(save=nonfinite or self.step > self._first)
+        finally:
+            with self._beside(error):
+                self._dismiss()
+
+    def _dismiss(self) -> None:
+        try:
+            self._watchers.finish(self._event())
+        except Exception as error:
+            self.callback_error = error
+            raise
+
+    @contextlib.contextmanager
+    def _beside(self, error: BaseException) -> Iterator[None]:
+        """A block whose own errors become notes of one that is on its way already."""
+        try:
+            yield
+        except Exception as other:
+            error.add_note(f"and then: {type(other).__name__}: {other}")
+
+    def _event(self) -> Event:
+        return Event(
+            step=self.step,
+            metrics=types.MappingProxyType(self.metrics),
+            history=self.history,
+            start=self._first,
+            memory={},
+            _state=self.state,
+            _report=self._take_report,
+        )
+
+    def _take_report(self, numbers: Mapping[str, float]) -> None:
+        added = reported(numbers, self.metrics)
+        self.history.add(self.step, {**self.metrics, **added})
+        self.metrics.update(added)
+
+    def _memory(self) -> dict[str, Any]:
+        """What a run that goes on from here must know besides its state."""
+        return {
+            "callbacks": self._watchers.remembered(),
+            "history": self.history.plain(),
+            "metrics": dict(self.metrics),
+        }
 
     def _end(self, *, save: bool) -> None:
         try:
@@ -111,25 +183,31 @@ class Looks:
         try:
             self._checkpoints.wait()
             if self.step not in self._checkpoints.steps:
-                self._checkpoints.save(self.state, self._record.at(self.state))
+                self._checkpoints.save(self.state, self._record.at(self.state), self._memory())
         except SaveError as error:
             error.state = self.state
             raise
 
     def _tell_of_nonfinite(self, chunk: Chunk) -> None:
         if chunk.nonfinite.any() and not self._told_of_nonfinite:
-            step = chunk.start + int(np.argmax(chunk.nonfinite))
-            _log.warning("training became non-finite at step %d and goes on as on_nonfinite asks", step)
+            index = int(np.argmax(chunk.nonfinite))
+            bad = [name for name in self.loss_names if not np.isfinite(chunk.records[name][index])]
+            terms = [name for name in bad if name != TOTAL] or bad or ["model_state"]
+            _log.warning(
+                "training became non-finite at step %d (%s) and goes on as on_nonfinite asks; "
+                "its batch is source(%d)",
+                chunk.start + index,
+                ", ".join(terms),
+                chunk.start + index,
+            )
             self._told_of_nonfinite = True
 
 
-def _logged(chunk: Chunk, every: int) -> list[dict[str, float]]:
-    """One entry for each update that completed a multiple of `every`."""
+def _logged(chunk: Chunk, every: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """Step and losses of each update that completed a multiple of `every`."""
     first = every - chunk.start % every - 1
-    return [
-        {"step": chunk.start + index + 1, **_at(chunk, index)}
-        for index in range(first, chunk.step - chunk.start, every)
-    ]
+    for index in range(first, chunk.step - chunk.start, every):
+        yield chunk.start + index + 1, _at(chunk, index)
 
 
 def _at(chunk: Chunk, index: int) -> dict[str, float]:

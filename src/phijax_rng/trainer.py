@@ -11,55 +11,30 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from phijax_rng import _checks, contract, environment, keys, starts
+from phijax_rng import _checks, keys, predict, starts
+from phijax_rng.arguments import require_datamodule, require_module, require_one, require_optimizer
 from phijax_rng.balancers import LossBalancer
 from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.errors import NonFiniteError
 from phijax_rng.feeds import make_feed
-from phijax_rng.iterables import IterableSource
 from phijax_rng.looks import Looks
 from phijax_rng.loop import POLICIES, Pace, TrainLoop, default_device
 from phijax_rng.module import DataModule, LossModule
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
+from phijax_rng.rebalancing import require_fitting_state
 from phijax_rng.record import Record
+from phijax_rng.results import FitResult
+from phijax_rng.run import Run, described_training
 from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.signals import StopSignals
-from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
 
 _ON_CHANGE = ("error", "warn")
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """What a call of `fit` or `fit_state` ended with.
-
-    Attributes:
-        module: the module that was trained.
-        state: the state after the last update.
-        metrics: the losses of the last update, by name; empty when there was none.
-        history: one dict for every `log_every_n_steps` updates: `step` (completed updates) and the
-            losses of the update that completed it.
-        iterations: updates of this call.
-        stopped_early: whether training ended before `max_steps` without a signal.
-        interrupted: whether a signal ended it.
-        seed: the integer that repeats the run; `None` where the root is not a Threefry key, or unknown.
-    """
-
-    module: Any
-    state: TrainState
-    metrics: Mapping[str, float]
-    history: tuple[Mapping[str, float], ...]
-    iterations: int
-    stopped_early: bool
-    interrupted: bool
-    seed: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +124,9 @@ class Trainer:
             RunChangedError: the run would not draw what the saved run would have drawn.
             NonFiniteError: a loss or an updated leaf is not finite, with `on_nonfinite="raise"`.
         """
-        _require_module(module, balancer)
-        _require_datamodule(datamodule)
-        _require_optimizer(optimizer)
+        require_module(module, balancer)
+        require_datamodule(datamodule)
+        require_optimizer(optimizer)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
         with StopSignals() as signals, self._begun(resume, ckpt_path, ckpt_step, weights_only) as start:
             root = start.root() if seed is None and start.continues else keys.root_key(seed)
@@ -161,13 +136,14 @@ class Trainer:
                 model_state = module.init(streams.model)
                 fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
                 restored = _on_own_streams(start.restore(fresh), fresh, on_change)
-                run = _Run(
+                run = Run(
                     module=module,
                     train_step=LossTrainStep(module, optimizer, balancer, self.microbatches),
                     streams=fresh,
                     state=restored.state,
                     source=datamodule.train_batch_source(module.batch_keys, restored.state.sampling_key),
-                    training=_described_training(module, optimizer, balancer, fresh),
+                    balancer=balancer,
+                    training=described_training(module, optimizer, balancer, fresh),
                     root=root,
                 )
                 return self._train(run, start, restored, on_change, signals)
@@ -201,20 +177,22 @@ class Trainer:
         Raises:
             TypeError: both or neither of `optimizer` and `train_step`, or of `datamodule` and `source`.
         """
-        _require_one("optimizer", optimizer, "train_step", train_step)
-        _require_one("datamodule", datamodule, "source", source)
+        require_one("optimizer", optimizer, "train_step", train_step)
+        require_one("datamodule", datamodule, "source", source)
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
+        if train_step is None or callable(getattr(balancer, "update", None)):
+            require_module(module, balancer)
+            require_fitting_state(balancer, state.balancer_state)
         if train_step is None:
-            _require_module(module, balancer)
-            _require_optimizer(optimizer)
+            require_optimizer(optimizer)
         elif self.microbatches != 1:
             raise ValueError(
                 f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
                 "is another update. Cut them there, or pass an optimizer."
             )
         if source is None:
-            _require_datamodule(datamodule)
+            require_datamodule(datamodule)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
         with (
             StopSignals() as signals,
@@ -225,16 +203,45 @@ class Trainer:
             if datamodule is not None:
                 batch_keys = getattr(module, "batch_keys", ())
                 source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
-            run = _Run(
+            run = Run(
                 module=module,
                 train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
                 streams=state,
                 state=restored.state,
                 source=source,
-                training=_described_training(module, optimizer or train_step, balancer, state),
+                balancer=balancer,
+                training=described_training(module, optimizer or train_step, balancer, state),
                 root=None,
             )
             return self._train(run, start, restored, on_change, signals)
+
+    def predict(
+        self,
+        trained: Any,
+        inputs: Any,
+        *,
+        module: LossModule | None = None,
+        step: int | None = None,
+        batch_size: int = 1024,
+    ) -> Any:
+        """The module's predictions for rows of inputs, in their order; see `predict.predict`.
+
+        Args:
+            trained: a `FitResult`, a `Checkpoints`, or the root of a run.
+            inputs: an array `(rows, ...)`, or a pytree of arrays with one number of rows.
+            module: whose `predict` to use; needed for a checkpoint, that of the result for `None`.
+            step: which step of a checkpoint; the newest intact one for `None`.
+            batch_size: rows of each call of the compiled program.
+
+        Returns:
+            What `module.predict` returns, as NumPy arrays with all rows.
+
+        Raises:
+            TypeError, ValueError: an argument is not what it should be; before anything is traced.
+            FileNotFoundError: there is no such checkpoint.
+        """
+        module, model_state = predict.trained_model(trained, module, step)
+        return predict.predict(module, model_state, inputs, batch_size, self.device or default_device())
 
     @contextlib.contextmanager
     def _begun(
@@ -258,7 +265,7 @@ class Trainer:
 
     def _train(
         self,
-        run: "_Run",
+        run: Run,
         start: starts.Start,
         restored: starts.Restored,
         on_change: str,
@@ -267,7 +274,13 @@ class Trainer:
         """Runs from the state's step to `max_steps`, saving on the way and on every way out."""
         first = int(run.state.step)
         run = run.placed(self.device)
-        record = Record(run.contract(self), run.source, start, restored, on_change)
+        record = Record(
+            run.contract(self.on_nonfinite, self.microbatches, self.device),
+            run.source,
+            start,
+            restored,
+            on_change,
+        )
         record.refuse_early()
         display = make_progress(self.progress, first, self.max_steps)
         looks = Looks(
@@ -277,31 +290,34 @@ class Trainer:
             display=display,
             log_every_n_steps=self.log_every_n_steps,
             callbacks=self.callbacks,
+            remembered=restored.memory,
         )
         signals.standing = looks.standing
         if start.continues:
             display.tell(f"going on from step {first}")
         try:
-            self._advance(run, looks, record, signals)
-        except NonFiniteError as error:
-            looks.take(error.chunk)
+            try:
+                self._advance(run, looks, record, signals)
+            except BaseException as error:
+                looks.abandon(error)
+                raise
             looks.finish()
+        except Exception as error:
+            if error is looks.callback_error:
+                _carry(error, _result(run, looks, first, self.max_steps, signals.received is not None))
             raise
-        except BaseException:
-            looks.abandon()
-            raise
-        looks.finish()
         if signals.received == signal.SIGTERM and self.on_sigterm == "exit":
             raise SystemExit(128 + signal.SIGTERM)
         return _result(run, looks, first, self.max_steps, signals.received is not None)
 
-    def _advance(self, run: "_Run", looks: Looks, record: Record, signals: StopSignals) -> None:
+    def _advance(self, run: Run, looks: Looks, record: Record, signals: StopSignals) -> None:
         """Compiles, settles what changed, and runs the loop, one chunk after the other."""
-        if looks.step >= self.max_steps:
+        if looks.step >= self.max_steps or looks.asked_to_stop:
             record.settle(run.state, None)
             return
         if signals.received is not None:
             return
+        refresh = run.refresh()
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps, self.device or default_device())
         try:
@@ -314,7 +330,9 @@ class Trainer:
                 on_nonfinite=self.on_nonfinite,
                 device=self.device,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
+                **({} if refresh is None else {"refresh": refresh}),
             )
+            looks.loss_names = loop.loss_names
             record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
             if record.own and self.checkpoints is not None:
                 self.checkpoints.supersede_after(looks.step)
@@ -337,47 +355,7 @@ class Trainer:
             looks.take(chunk)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """The parts of a run: `streams` holds the keys that this call asked for."""
-
-    module: Any
-    train_step: TrainStep
-    streams: TrainState
-    state: TrainState
-    source: Any
-    training: Mapping[str, Any]
-    root: Any
-
-    def placed(self, device: Any) -> "_Run":
-        """With the source as it wants to be asked on this device."""
-        source = self.source
-        if not callable(source) and isinstance(source, Iterable):
-            source = IterableSource(source)
-        if callable(getattr(source, "prepare", None)):
-            source = source.prepare(device or default_device())
-        if not getattr(source, "traceable", False):
-            source = HostSource(source)
-        return dataclasses.replace(self, source=source)
-
-    def contract(self, trainer: Trainer) -> dict[str, Any]:
-        """What this run promises, as far as it is known before it compiles."""
-        return contract.build(
-            root=self.root,
-            sampling_key=self.streams.sampling_key,
-            balancer_key=self.streams.balancer_key,
-            source=self.source,
-            training={**self.training, "on_nonfinite": trainer.on_nonfinite, **_cut(trainer.microbatches)},
-            environment=environment.describe(trainer.device or default_device()),
-        )
-
-
-def _cut(microbatches: int) -> dict[str, int]:
-    """What the contract says of micro-batches: nothing where a batch is taken whole."""
-    return {} if microbatches == 1 else {"microbatches": microbatches}
-
-
-def _result(run: _Run, looks: Looks, first: int, max_steps: int, signalled: bool) -> FitResult:
+def _result(run: Run, looks: Looks, first: int, max_steps: int, signalled: bool) -> FitResult:
     unfinished = looks.step < max_steps
     return FitResult(
         module=run.module,
@@ -389,6 +367,12 @@ def _result(run: _Run, looks: Looks, first: int, max_steps: int, signalled: bool
         interrupted=unfinished and signalled,
         seed=None if run.root is None else keys.seed_of(run.root),
     )
+
+
+def _carry(error: Any, result: FitResult) -> None:
+    """Hands over what training reached with the error of a callback, which may be of any type."""
+    with contextlib.suppress(Exception):
+        error.result = result
 
 
 @contextlib.contextmanager
@@ -422,27 +406,6 @@ def _streams(state: TrainState) -> tuple[str, str]:
     return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
 
 
-def _described_training(module: Any, optimizer: Any, balancer: Any, state: TrainState) -> dict[str, Any]:
-    names = getattr(module, "loss_names", None) or getattr(balancer, "loss_names", None)
-    return {
-        "module": getattr(module, "name", type(module).__qualname__),
-        "losses": None if names is None else list(names),
-        "balancer": None if balancer is None else contract.describe_part(balancer),
-        "optimizer": _kinds(state.optimizer_state),
-    }
-
-
-def _kinds(optimizer_state: Any) -> list[str]:
-    """The names of the records in an optimizer's state, from the outside in."""
-    if isinstance(optimizer_state, Mapping):
-        return [kind for entry in optimizer_state.values() for kind in _kinds(entry)]
-    if not isinstance(optimizer_state, (tuple, list)):
-        return []
-    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
-    # Below the records lie the user's parameters, which the restore compares leaf by leaf.
-    return own or [kind for entry in optimizer_state for kind in _kinds(entry)]
-
-
 def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
     names = getattr(source, "names", None) or batch_keys
     missing = [name for name in batch_keys if name not in names]
@@ -462,34 +425,3 @@ def _require_no_adaptive(source: Any) -> None:
             f"samplers[{adaptive[0]!r}] follows residuals, which this trainer does not refresh. "
             "Draw from it in a loop of your own."
         )
-
-
-def _require_module(module: Any, balancer: Any) -> None:
-    if not isinstance(module, LossModule):
-        raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
-    if balancer is not None and not isinstance(balancer, LossBalancer):
-        raise TypeError(f"balancer must be a LossBalancer, got {balancer!r}. Use StaticLossBalancer.")
-    if callable(getattr(balancer, "update", None)):
-        raise ValueError(
-            f"balancer must not offer update, which this version does not call, got {balancer!r}. "
-            "Use StaticLossBalancer, or adapt the weights in a train_step of your own."
-        )
-
-
-def _require_optimizer(optimizer: Any) -> None:
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer must offer init and update, got {optimizer!r}. Pass an Optax optimizer.")
-
-
-def _require_datamodule(datamodule: Any) -> None:
-    if not isinstance(datamodule, DataModule):
-        raise TypeError(
-            f"datamodule must offer train_batch_source(batch_keys, key), got {datamodule!r}. "
-            "Use PoolDataModule."
-        )
-
-
-def _require_one(name: str, value: Any, other_name: str, other: Any) -> None:
-    if (value is None) == (other is None):
-        given = "both" if value is not None else "neither"
-        raise TypeError(f"pass one of {name} and {other_name}, got {given}.")

@@ -1,0 +1,36 @@
+"""What the trainer's arguments must be, checked before anything is traced."""
+
+from typing import Any
+
+from phijax_rng.balancers import LossBalancer
+from phijax_rng.module import DataModule, LossModule
+
+
+def require_module(module: Any, balancer: Any) -> None:
+    """Raises unless there is a module, and a balancer or none."""
+    if not isinstance(module, LossModule):
+        raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
+    if balancer is not None and not isinstance(balancer, LossBalancer):
+        raise TypeError(f"balancer must be a LossBalancer, got {balancer!r}. Use StaticLossBalancer.")
+
+
+def require_optimizer(optimizer: Any) -> None:
+    """Raises unless it is an Optax transformation, or like one."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer must offer init and update, got {optimizer!r}. Pass an Optax optimizer.")
+
+
+def require_datamodule(datamodule: Any) -> None:
+    """Raises unless batches can be had from it."""
+    if not isinstance(datamodule, DataModule):
+        raise TypeError(
+            f"datamodule must offer train_batch_source(batch_keys, key), got {datamodule!r}. "
+            "Use PoolDataModule."
+        )
+
+
+def require_one(name: str, value: Any, other_name: str, other: Any) -> None:
+    """Raises if both or neither are given."""
+    if (value is None) == (other is None):
+        given = "both" if value is not None else "neither"
+        raise TypeError(f"pass one of {name} and {other_name}, got {given}.")

@@ -1,0 +1,123 @@
+"""What a trained model says of many rows: in batches of one size, through one program, in their order.
+
+The last batch is filled up with copies of its last row, which are cut off again, so every batch has one
+shape and the program is compiled once.
+"""
+
+import functools
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from phijax_rng import _checks, keys
+from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.module import LossModule
+from phijax_rng.results import FitResult
+from phijax_rng.state import TrainState
+
+
+def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModule, Any]:
+    """The module and its trained state.
+
+    Raises:
+        TypeError: neither a result nor a place of checkpoints, or a checkpoint without a module.
+        ValueError: the module has no `predict`, or a step is named of a result.
+        FileNotFoundError: there is no such checkpoint.
+    """
+    if isinstance(trained, FitResult):
+        if step is not None:
+            raise ValueError(f"step={step!r} names a checkpoint, and trained is a result. Drop the step.")
+        return _with_predict(trained.module if module is None else module), trained.state.model_state
+    if isinstance(trained, (str, os.PathLike)):
+        trained = Checkpoints(trained)
+    if not isinstance(trained, Checkpoints):
+        raise TypeError(f"trained must be a FitResult, a Checkpoints or a path, got {trained!r}. Pass one.")
+    if module is None:
+        raise TypeError("a checkpoint holds arrays and no functions. Pass module=... too.")
+    return (module := _with_predict(module)), _restored(trained, module, step)
+
+
+def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, device: Any) -> Any:
+    """The outputs of `module.predict` for every row, as NumPy arrays.
+
+    Args:
+        module: with a `predict(model_state, inputs) -> outputs` whose outputs have one row for each input.
+        model_state: as it was trained.
+        inputs: a pytree of arrays with one number of rows.
+        batch_size: rows of each call.
+        device: where to compute.
+
+    Raises:
+        TypeError: the size is no whole number.
+        ValueError: inputs of different lengths, or outputs that are not rows.
+    """
+    size = _checks.positive(batch_size, "batch_size")
+    inputs = jax.tree.map(np.asarray, inputs)
+    count = _num_rows(inputs)
+    model_state = jax.device_put(model_state, device)
+    batches = [
+        _run(module.predict, model_state, jax.device_put(_rows(inputs, start, size), device))
+        for start in range(0, max(count, 1), size)
+    ]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batches[0]):
+        if np.shape(leaf)[:1] != (size,):
+            raise ValueError(
+                f"predict must return one row for each row of inputs, got shape {np.shape(leaf)} at outputs"
+                f"{jax.tree_util.keystr(path)} for {size} rows. Return arrays of shape (rows, ...)."
+            )
+    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts])[:count], *batches)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(fn: Any, model_state: Any, inputs: Any) -> Any:
+    return fn(model_state, inputs)
+
+
+def _num_rows(inputs: Any) -> int:
+    shapes = [leaf.shape for leaf in jax.tree.leaves(inputs)]
+    counts = {shape[0] if shape else None for shape in shapes}
+    if len(counts) != 1 or None in counts:
+        raise ValueError(
+            f"inputs must be arrays with one number of rows, got shapes {_checks.shown(shapes)}. "
+            "Give each a leading axis of that length."
+        )
+    return int(counts.pop())  # type: ignore[arg-type]
+
+
+def _rows(inputs: Any, start: int, size: int) -> Any:
+    """The rows from `start` on, filled up to `size`."""
+
+    def pick(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        rows = leaf[start : start + size]
+        if len(rows) == 0:
+            return np.zeros((size, *leaf.shape[1:]), leaf.dtype)
+        return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
+
+    return jax.tree.map(pick, inputs)
+
+
+def _with_predict(module: Any) -> LossModule:
+    if getattr(module, "predict", None) is None:
+        raise ValueError(
+            f"module must have a predict function, got {module!r}. Pass LossModule(..., predict=...)."
+        )
+    return module
+
+
+def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) -> Any:
+    """The model state of a checkpoint; the shapes are those of a fresh model, which is not computed."""
+    key = keys.root_key(0)
+    like = TrainState(
+        model_state=jax.eval_shape(module.init, key),
+        optimizer_state={},
+        balancer_state={},
+        rng_key=key,
+        sampling_key=key,
+        balancer_key=key,
+        step=np.int32(0),  # type: ignore[arg-type]
+    )
+    if step is None:
+        return checkpoints.restore_intact(like, weights_only=True)[0].model_state
+    return checkpoints.restore(like, step, weights_only=True).model_state

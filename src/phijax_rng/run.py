@@ -1,0 +1,81 @@
+"""The parts of one run, put together by the trainer, and what they promise."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from phijax_rng import contract, environment
+from phijax_rng.iterables import IterableSource
+from phijax_rng.loop import default_device
+from phijax_rng.rebalancing import make_refresh
+from phijax_rng.sources import HostSource
+from phijax_rng.state import TrainState
+from phijax_rng.step import TrainStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run: `streams` holds the keys that this call asked for."""
+
+    module: Any
+    train_step: TrainStep
+    streams: TrainState
+    state: TrainState
+    source: Any
+    balancer: Any
+    training: Mapping[str, Any]
+    root: Any
+
+    def placed(self, device: Any) -> "Run":
+        """With the source as it wants to be asked on this device."""
+        source = self.source
+        if not callable(source) and isinstance(source, Iterable):
+            source = IterableSource(source)
+        if callable(getattr(source, "prepare", None)):
+            source = source.prepare(device or default_device())
+        if not getattr(source, "traceable", False):
+            source = HostSource(source)
+        return dataclasses.replace(self, source=source)
+
+    def refresh(self) -> Any:
+        """What renews parts of the state inside the loop, or `None`."""
+        batch_keys = getattr(self.module, "batch_keys", ())
+        return make_refresh(self.balancer, self.module, self.source, self.state.balancer_key, batch_keys)
+
+    def contract(self, on_nonfinite: str, microbatches: int, device: Any) -> dict[str, Any]:
+        """What this run promises, as far as it is known before it compiles."""
+        return contract.build(
+            root=self.root,
+            sampling_key=self.streams.sampling_key,
+            balancer_key=self.streams.balancer_key,
+            source=self.source,
+            training={**self.training, "on_nonfinite": on_nonfinite, **_cut(microbatches)},
+            environment=environment.describe(device or default_device()),
+        )
+
+
+def _cut(microbatches: int) -> dict[str, int]:
+    """What the contract says of micro-batches: nothing where a batch is taken whole."""
+    return {} if microbatches == 1 else {"microbatches": microbatches}
+
+
+def described_training(module: Any, optimizer: Any, balancer: Any, state: TrainState) -> dict[str, Any]:
+    """What decides the update, for the contract."""
+    names = getattr(module, "loss_names", None) or getattr(balancer, "loss_names", None)
+    return {
+        "module": getattr(module, "name", type(module).__qualname__),
+        "losses": None if names is None else list(names),
+        "balancer": None if balancer is None else contract.describe_part(balancer),
+        "optimizer": _kinds(state.optimizer_state),
+    }
+
+
+def _kinds(optimizer_state: Any) -> list[str]:
+    """The names of the records in an optimizer's state, from the outside in."""
+    if isinstance(optimizer_state, Mapping):
+        return [kind for entry in optimizer_state.values() for kind in _kinds(entry)]
+    if not isinstance(optimizer_state, (tuple, list)):
+        return []
+    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
+    # Below the records lie the user's parameters, which the restore compares leaf by leaf.
+    return own or [kind for entry in optimizer_state for kind in _kinds(entry)]
