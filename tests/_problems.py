@@ -97,7 +97,7 @@ def heat() -> Problem:
         "boundary": HostPool(np.stack([np.round(line), line], 1)),
         "pde": HostPool(np.concatenate([space, time], 1)),
     }
-    module = LossModule(_init_mlp, _heat_losses, batch_keys=("initial", "boundary", "pde"))
+    module = LossModule(_init_mlp, _heat_losses, batch_keys=("initial", "boundary", "pde"), predict=_mlp)
     return Problem(module, PoolDataModule(pools, {"initial": 4, "boundary": 4, "pde": 8}), optax.adam(1e-2))
 
 

@@ -1,10 +1,25 @@
+import contextlib
 import re
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from phijax_rng import Checkpoints, Trainer, keys
+from phijax_rng import (
+    Checkpoints,
+    Event,
+    HostPool,
+    LossModule,
+    NonFiniteError,
+    PoolDataModule,
+    SaveError,
+    Trainer,
+    keys,
+)
+from phijax_rng.history import History
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -63,7 +78,7 @@ def test_an_error_in_a_callback_is_its_own_and_saves_what_was_reached(tmp_path):
         raise RuntimeError("no room for the plot")
 
     fail.every_n_steps = 5
-    with pytest.raises(RuntimeError, match=r"^no room for the plot$"):
+    with pytest.raises(RuntimeError, match=r"^no room for the plot\n"):
         fit(20, fail, checkpoints=Checkpoints(tmp_path))
     assert Checkpoints(tmp_path).steps == (5,)
 
@@ -137,3 +152,236 @@ def test_keys_of_callbacks_are_apart_from_training_and_from_each_other():
     training |= {keys.fingerprint(keys.fold_in(state.balancer_key, step)) for step in range(4)}
     assert len(drawn) == 6
     assert not drawn & training
+
+
+# Memory
+
+
+def make_event(step, *, history=None, metrics=None, state=None):
+    return Event(
+        step=step,
+        metrics=metrics or {},
+        history=History() if history is None else history,
+        start=0,
+        memory={},
+        _state=state,
+        _report=lambda numbers: None,
+    )
+
+
+class Remember:
+    """Keeps the steps it was called at, in its memory."""
+
+    def __init__(self, every_n_steps=2, name=None):
+        self.every_n_steps = every_n_steps
+        if name:
+            self.name = name
+
+    def __call__(self, event):
+        event.memory.setdefault("steps", []).append(event.step)
+
+
+def remembered(folder, step=None):
+    return Checkpoints(folder).memory(step)["callbacks"]
+
+
+def test_what_a_callback_remembers_is_saved_and_goes_on(tmp_path):
+    saves = {"checkpoints": Checkpoints(tmp_path, every_n_steps=4)}
+    fit(9, Remember(), **saves)
+    assert remembered(tmp_path, 4) == {"Remember": {"steps": [2, 4]}}
+    again = Trainer(14, callbacks=(Remember(),), progress=False, **saves)
+    again.fit(HEAT.module, seed=0, **HEAT.arguments, resume=True)
+    assert remembered(tmp_path, 14) == {"Remember": {"steps": [2, 4, 6, 8, 10, 12, 14]}}
+
+
+def test_a_trainer_used_twice_carries_nothing_over(tmp_path):
+    note = Remember()
+    for folder in ("one", "two"):
+        fit(4, note, checkpoints=Checkpoints(tmp_path / folder))
+        assert remembered(tmp_path / folder) == {"Remember": {"steps": [2, 4]}}
+
+
+def test_callbacks_that_come_and_go_do_not_stand_in_the_way_of_a_resume(tmp_path):
+    def resume(stop, *callbacks):
+        trainer = Trainer(stop, callbacks=callbacks, progress=False, checkpoints=Checkpoints(tmp_path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return trainer.fit(HEAT.module, seed=0, **HEAT.arguments, resume="auto")
+
+    resume(4, Remember())
+    resume(6, Note(1), Remember(name="other"), Remember())
+    assert remembered(tmp_path) == {"Remember": {"steps": [2, 4, 6]}, "other": {"steps": [6]}}
+    resume(8)
+    assert remembered(tmp_path) == {}
+    result = resume(10, Remember())
+    assert remembered(tmp_path) == {"Remember": {"steps": [10]}}
+    assert_trees_bitwise_equal(result.state, HEAT.run(10))
+
+
+def test_two_of_a_kind_have_a_memory_each(tmp_path):
+    fit(6, Remember(2), Remember(3), checkpoints=Checkpoints(tmp_path))
+    assert remembered(tmp_path) == {"Remember": {"steps": [2, 4, 6]}, "Remember#2": {"steps": [3, 6]}}
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (
+            {"best": np.float32(1)},
+            "memory['best'] must be plain data, got np.float32(1.0). "
+            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+        ),
+        (
+            {"rows": [(1, 2)]},
+            "memory['rows'][0] must be plain data, got (1, 2). "
+            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+        ),
+        (
+            {1: 2},
+            "memory must be plain data, got {1: 2}. "
+            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+        ),
+    ],
+    ids=["NumPy", "tuple", "number as a key"],
+)
+def test_what_json_would_change_is_not_remembered(kept, message):
+    def keep(event):
+        event.memory.update(kept)
+
+    keep.every_n_steps = 1
+    with pytest.raises(TypeError) as caught:
+        fit(1, keep)
+    assert str(caught.value) == message
+
+
+# Reports
+
+
+def test_a_report_is_seen_by_those_behind_and_stands_in_the_history(tmp_path):
+    def tell(event):
+        event.report({"own": event.step / 2})
+
+    tell.every_n_steps = 3
+    early, late = Note(3), Note(3)
+    result = fit(7, early, tell, late, checkpoints=Checkpoints(tmp_path), log_every_n_steps=2)
+    assert [event.metrics["own"] for event in late.events] == [1.5, 3.0]
+    assert [row["step"] for row in result.history] == [2, 3, 4, 6]
+    assert [row.get("own") for row in result.history] == [None, 1.5, None, 3.0]
+    assert "own" not in result.metrics  # nothing was reported at the last step
+    assert len(late.events[-1].history) == 4
+
+
+@pytest.mark.parametrize("name", ["total_loss", "step"])
+def test_a_name_that_is_taken_cannot_be_reported(name):
+    def tell(event):
+        event.report({name: 1.0})
+
+    tell.every_n_steps = 1
+    with pytest.raises(ValueError) as caught:
+        fit(1, tell)
+    assert str(caught.value) == (
+        f"report has {name!r}, and there is one already at this step. Give it a name of its own."
+    )
+
+
+# Errors
+
+
+class Fail:
+    def __init__(self, error, every_n_steps=5, name="fail"):
+        self.error, self.every_n_steps, self.name = error, every_n_steps, name
+
+    def __call__(self, event):
+        event.memory["half"] = "done"
+        raise self.error
+
+
+def test_an_error_keeps_the_others_calls_the_save_and_the_result(tmp_path):
+    before, behind = Remember(5, "before"), Remember(5, "behind")
+    with pytest.raises(RuntimeError) as caught:
+        fit(20, before, Fail(RuntimeError("no room")), behind, checkpoints=Checkpoints(tmp_path))
+    assert caught.value.__notes__ == ["raised by the callback 'fail' at step 5"]
+    assert remembered(tmp_path, 5) == {"before": {"steps": [5]}, "behind": {"steps": [5]}}
+    result = caught.value.result
+    assert (result.iterations, result.stopped_early) == (5, True)
+    assert_trees_bitwise_equal(result.state, HEAT.run(5))
+    again = Trainer(20, progress=False, checkpoints=Checkpoints(tmp_path))
+    resumed = again.fit(HEAT.module, seed=0, **HEAT.arguments, resume=True)
+    assert_trees_bitwise_equal(resumed.state, HEAT.run(20))
+
+
+def test_two_errors_at_one_step_are_both_raised():
+    first, second = RuntimeError("first"), ValueError("second")
+    with pytest.raises(ExceptionGroup) as caught:
+        fit(20, Fail(first, name="a"), Fail(second, name="b"))
+    assert caught.value.exceptions == (first, second)
+    assert caught.value.result.iterations == 5
+
+
+def test_an_error_of_a_callback_does_not_hide_a_nan(tmp_path):
+    def bad(model_state, batches):
+        return {"fit": jnp.sum(model_state["w"]) * jnp.float32("nan")}
+
+    module = LossModule(lambda key: {"w": jnp.ones(2)}, bad, batch_keys=("data",))
+    data = PoolDataModule({"data": HostPool(np.zeros((2, 1), np.float32))}, {"data": 1})
+
+    class Closing(Note):
+        def finish(self, event):
+            raise OSError("the disk is full")
+
+    trainer = Trainer(5, callbacks=(Closing(1),), progress=False, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.fit(module, datamodule=data, optimizer=optax.sgd(0.1), seed=0)
+    assert caught.value.__notes__[-1] == "and then: OSError: the disk is full"
+    assert Checkpoints(tmp_path).steps == (0,)
+
+
+class Open(Note):
+    """Holds something until the run ends."""
+
+    def __init__(self, every_n_steps, stop_at=None):
+        super().__init__(every_n_steps, stop_at)
+        self.finished = []
+
+    def finish(self, event):
+        self.finished.append(event.step)
+
+
+@pytest.mark.parametrize("end", ["done", "stopped", "failed"])
+def test_finish_is_called_once_however_the_run_ends(end):
+    opened = Open(2, stop_at=4 if end == "stopped" else None)
+    others = (Fail(RuntimeError("x"), 4),) if end == "failed" else ()
+    with contextlib.suppress(RuntimeError):
+        fit(6, opened, *others)
+    assert opened.finished == [6 if end == "done" else 4]
+
+
+def test_a_save_that_fails_is_not_hidden_by_a_callback_that_does(tmp_path, monkeypatch):
+    class Closing(Open):
+        def finish(self, event):
+            super().finish(event)
+            raise OSError("the disk is full")
+
+    def fail(self, *arguments, **options):
+        raise SaveError("no room", step=6)
+
+    closing = Closing(2)
+    monkeypatch.setattr(Checkpoints, "save", fail)
+    with pytest.raises(SaveError) as caught:
+        fit(6, closing, checkpoints=Checkpoints(tmp_path))
+    assert closing.finished == [6]
+    assert caught.value.__notes__ == ["and then: OSError: the disk is full"]
+    assert_trees_bitwise_equal(caught.value.state, HEAT.run(6))
+
+
+def test_an_error_at_the_end_hands_over_the_whole_result(tmp_path):
+    class Closing(Note):
+        def finish(self, event):
+            raise OSError("the disk is full")
+
+    other = Open(2)
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        fit(6, Closing(2), other, checkpoints=Checkpoints(tmp_path))
+    assert other.finished == [6]
+    assert (caught.value.result.iterations, caught.value.result.stopped_early) == (6, False)
+    assert Checkpoints(tmp_path).steps == (6,)

@@ -17,17 +17,26 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
     ("_checks", "_types", "_pytrees", "errors", "determinism"),
-    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
+    (
+        *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
+        *("history", "retention"),
+    ),
     ("_rows", "_weights"),  # what the samplers of the next row share
     (
         *("samplers", "domains", "sequences", "balancers"),
         *("module", "state", "contract", "auditing"),
     ),
     ("hosted",),  # samplers of the row before, with their rows on the host
-    ("manifest",),  # how the checkpoints of the next row store a state
-    ("sources", "iterables", "step", "checkpoints"),
-    ("loop", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
-    ("record",),  # what a run promises, and what it is held to
+    ("manifest", "folder", "results"),  # how the checkpoints of the next row store a state
+    (
+        *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments"),
+        *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
+    ),
+    (
+        *("loop", "feeds", "starts", "purity", "placement", "signals", "progress", "rebalancing", "predict"),
+        *("stopping", "evaluation", "csv_history", "loggers"),  # callbacks
+    ),
+    ("record", "run"),  # what a run promises, and what it is held to
     ("looks",),  # what the trainer does between two chunks of the loop
     ("trainer",),
     ("cli", "__main__", "testing", "interop"),
@@ -36,7 +45,10 @@ ROW = {module: row for row, modules in enumerate(LAYERS) for module in modules}
 TOP_ROW = len(LAYERS) - 1
 
 # One engine, one home.
-HOMES = {"optax": "step", "orbax": "checkpoints", "phijax": "interop", "pytest": "testing"}
+HOMES = {
+    **{"optax": "step", "orbax": "checkpoints", "phijax": "interop", "pytest": "testing"},
+    **{"tensorboardX": "loggers", "wandb": "loggers"},
+}
 
 
 def imported_names(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+import phijax_rng
 from phijax_rng import (
     Checkpoints,
     HostPool,
@@ -79,7 +80,8 @@ def test_a_result_says_what_this_call_did(tmp_path):
     assert [entry["step"] for entry in first.history] == [5]
     second = fit(12, tmp_path, seed=3, resume=True, trainer={"log_every_n_steps": 5})
     assert (second.iterations, int(second.state.step)) == (5, 12)
-    assert [entry["step"] for entry in second.history] == [10]
+    assert [entry["step"] for entry in second.history] == [5, 10]
+    assert second.history[0] == first.history[0]
 
 
 def test_logging_saving_and_showing_change_no_number(tmp_path, capsys):
@@ -520,9 +522,63 @@ def test_a_run_that_goes_on_says_once_that_it_is_non_finite(caplog, policy):
     result = fit(30, problem=DIVERGING, trainer={"on_nonfinite": policy, "chunk_size": 4})
     assert result.iterations == 30
     assert [record.getMessage() for record in caplog.records] == [
-        f"training became non-finite at step {caught.value.step} and goes on as on_nonfinite asks"
+        f"training became non-finite at step {caught.value.step} (fit) and goes on as on_nonfinite asks; "
+        f"its batch is source({caught.value.step})"
     ]
     assert np.isfinite(result.state.model_state["w"]).all() == (policy == "skip")
+
+
+class Planted:
+    """The heat problem's batches on the host, with a NaN in the PDE points of one step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def train_batch_source(self, batch_keys, key):
+        source = HEAT.datamodule.train_batch_source(batch_keys, key)
+
+        def batches(step):
+            drawn = source(step)
+            if step == self.step:
+                points = np.array(drawn["pde"]["inputs"])
+                points[3, 0] = np.nan
+                drawn["pde"] = {**drawn["pde"], "inputs": points}
+            return drawn
+
+        return batches
+
+
+def test_a_nan_planted_at_step_137_is_reported_with_its_term_and_drawn_again(tmp_path):
+    datamodule = Planted(137)
+    planted = dataclasses.replace(HEAT, datamodule=datamodule)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(300, tmp_path, problem=planted, trainer={"log_every_n_steps": 100})
+    error = caught.value
+    assert (error.step, error.terms, int(error.state.step)) == (137, ("pde",), 137)
+    assert str(error).startswith("training became non-finite at step 137: 'pde' is nan.")
+    assert steps(tmp_path) == (137,)
+    # The lines of the report, as they are told.
+    lines = error.__notes__[-1].split("\n")
+    assert lines[0] == "to draw the batch of step 137 again, and its losses one by one:"
+    names = {"error": error, "datamodule": datamodule, "module": HEAT.module, "phijax_rng": phijax_rng}
+    exec("\n".join(line.strip() for line in lines[1:]), names)
+    assert np.isnan(names["batches"]["pde"]["inputs"]).sum() == 1
+    values = {name: float(value) for name, value in names["output"].losses.items()}
+    assert [name for name, value in values.items() if np.isnan(value)] == ["pde"]
+    # Mended, the saved run goes on to the bits of one that never met it.
+    mended = dataclasses.replace(HEAT, datamodule=Planted(None))
+    with pytest.warns(UserWarning, match="canary"):  # the batch of step 137 has changed
+        resumed = fit(150, tmp_path, problem=mended, resume="auto", on_change="warn")
+    assert_trees_bitwise_equal(resumed.state, fit(150, problem=mended).state)
+
+
+@pytest.mark.parametrize("policy", ["skip", "ignore"])
+def test_a_run_that_goes_on_says_step_and_term(caplog, policy):
+    planted = dataclasses.replace(HEAT, datamodule=Planted(5))
+    fit(8, problem=planted, trainer={"on_nonfinite": policy})
+    assert [record.getMessage() for record in caplog.records] == [
+        "training became non-finite at step 5 (pde) and goes on as on_nonfinite asks; its batch is source(5)"
+    ]
 
 
 def test_a_save_that_fails_is_raised_and_the_one_before_it_stands(tmp_path, monkeypatch):

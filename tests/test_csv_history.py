@@ -1,0 +1,83 @@
+"""The CSV file is that of a run that was never stopped, whatever a killed process left of it."""
+
+import pytest
+
+from phijax_rng import CSVHistory, Evaluate, Trainer
+from phijax_rng.callbacks import Watchers
+from phijax_rng.history import History
+from tests import _problems
+from tests.test_callbacks import make_event
+
+HEAT = _problems.heat()
+
+
+def table(history):
+    return "".join([history.csv_header(), *(history.csv_row(i) for i in range(len(history)))]).encode()
+
+
+def rows(stop, start=0):
+    history = History()
+    for step in range(1, stop + 1):
+        history.add(step, {"loss": 1 / step, **({"extra": step} if step > 6 else {})})
+    return history
+
+
+def watch(path, history, step, remembered=()):
+    """One look at this step by a fresh process; what it remembers then."""
+    watchers = Watchers((CSVHistory(path, every_n_steps=1),), dict(remembered))
+    watchers.call(make_event(step, history=history))
+    return watchers.remembered()
+
+
+def test_the_file_is_the_history(tmp_path):
+    path = tmp_path / "deep" / "history.csv"
+    trainer = Trainer(
+        7,
+        callbacks=(Evaluate(lambda m: {"one": 1}, every_n_steps=3), CSVHistory(path, every_n_steps=3)),
+        progress=False,
+        log_every_n_steps=2,
+    )
+    result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
+    lines = path.read_text().splitlines()
+    assert lines[0] == "step,total_loss,pde,initial,boundary,evaluation/one"
+    assert [line.split(",")[0] for line in lines[1:]] == ["2", "3", "4", "6"]
+    assert float(lines[1].split(",")[1]) == result.history[0]["total_loss"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["history.csv"]
+
+
+@pytest.mark.parametrize(
+    "left", ["nothing", "as it was", "further rows", "half a row", "another file", "less"]
+)
+@pytest.mark.parametrize("cut", [1, 5, 6, 7])
+def test_whatever_was_left_the_file_goes_on_as_one(tmp_path, left, cut):
+    path, history = tmp_path / "history.csv", rows(cut)
+    remembered = watch(path, history, cut)
+    written = path.read_bytes()
+    assert written == table(history)
+    leftovers = {
+        "as it was": written,
+        "further rows": table(rows(9)) if cut > 6 else written + table(rows(9))[-20:],
+        "half a row": written + b"8,0.",
+        "another file": b"x" * (len(written) + 10),
+        "less": written[:-3],
+    }
+    path.unlink()
+    if left != "nothing":
+        path.write_bytes(leftovers[left])
+    watch(path, rows(9), 9, remembered)
+    assert path.read_bytes() == table(rows(9))
+
+
+def test_rows_are_appended_and_not_written_anew(tmp_path, monkeypatch):
+    path = tmp_path / "history.csv"
+    remembered = watch(path, rows(3), 3)
+    kept = path.stat().st_ino
+    watch(path, rows(5), 5, remembered)
+    assert path.stat().st_ino == kept
+    watch(path, rows(8), 8, remembered)  # another column: the whole table again
+    assert path.stat().st_ino != kept
+
+
+def test_a_path_is_needed():
+    with pytest.raises(TypeError, match=r"^path must be a path, got 3\. Name the file\.$"):
+        CSVHistory(3)

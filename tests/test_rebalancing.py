@@ -1,0 +1,243 @@
+"""When a balancer is updated, with which batches, and what it may return."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from phijax_rng import GradNormBalancer, NonFiniteError, Trainer, initialize_train_state, keys
+from phijax_rng.rebalancing import BalancerRefresh, make_refresh
+from tests import _balancing, _problems
+from tests._balancing import LOSSES
+from tests._bitwise import assert_trees_bitwise_equal
+
+MODULE, DATA = _balancing.make_module(), _balancing.make_data()
+
+
+class Count:
+    """Counts its updates and remembers what it was given."""
+
+    loss_names = LOSSES
+    update_every_n_steps = 3
+    update_start_step = None
+    diagnostic_batch_sizes = None
+
+    def initialize(self):
+        return {"at": jnp.int32(-1), "seen": jnp.float32(0), "updates": jnp.int32(0)}
+
+    def combine(self, losses, state):
+        return sum(losses.values())
+
+    def diagnostics(self, state):
+        return {"updates": state["updates"]}
+
+    def update(self, module, model_state, batches, key, state):
+        seen = jnp.sum(batches["pde"]["inputs"]) + 0 * jax.random.uniform(key)
+        return {"at": state["updates"], "seen": seen, "updates": state["updates"] + 1}
+
+
+def make_state(balancer, step=0):
+    optimizer = optax.adam(1e-2)
+    streams = keys.split_root(0)
+    state = initialize_train_state(MODULE.init(streams.model), optimizer, balancer.initialize(), streams)
+    return state.replace(step=jnp.int32(step))
+
+
+SOURCE = DATA.train_batch_source(LOSSES, make_state(Count()).sampling_key)
+
+
+def with_settings(**settings):
+    balancer = Count()
+    for name, value in settings.items():
+        setattr(balancer, name, value)
+    return balancer
+
+
+@pytest.mark.parametrize(
+    ("every", "start", "due"),
+    [
+        (3, None, (3, 6, 9, 12)),
+        (4, 0, (0, 4, 8, 12)),
+        (1, 11, (11, 12, 13, 2**31 - 1)),
+        (100, 2**31 - 1, (2**31 - 1,)),
+        (2**31 - 1, 5, (5,)),
+    ],
+)
+def test_updates_are_due_at_absolute_steps(every, start, due):
+    refresh = BalancerRefresh(with_settings(update_every_n_steps=every, update_start_step=start), MODULE)
+    is_due = jax.jit(refresh.is_due)
+    steps = [*range(14), 2**31 - 1]
+    assert tuple(step for step in steps if is_due(np.int32(step))) == due
+
+
+def test_a_schedule_is_an_argument_of_the_program():
+    traced = []
+
+    @jax.jit
+    def refreshed(refresh, state, source):
+        traced.append(1)
+        return refresh(state, source).balancer_state
+
+    balancer = Count()
+    refresh = BalancerRefresh(balancer, MODULE)
+    parts = refresh.parts
+    for every, step, fires in ((3, 6, True), (4, 6, False), (2, 6, True)):
+        other = BalancerRefresh(with_settings(update_every_n_steps=every), MODULE)
+        other.parts = parts
+        state = refreshed(other, make_state(balancer, step), SOURCE)
+        assert bool(state["updates"]) is fires
+    assert len(traced) == 1
+
+
+def test_the_batch_of_the_step_is_what_the_step_draws():
+    state = make_state(Count(), 6)
+    renewed = BalancerRefresh(Count(), MODULE)(state, SOURCE).balancer_state
+    np.testing.assert_allclose(renewed["seen"], np.sum(SOURCE(6)["pde"]["inputs"]), rtol=1e-6)
+    assert int(renewed["updates"]) == 1
+
+
+@pytest.mark.parametrize("step", [0, 3, 300])
+def test_diagnostic_batches_are_those_of_step_0_of_the_balancer_stream(step):
+    balancer = with_settings(diagnostic_batch_sizes={"pde": 5})
+    state = make_state(balancer, step)
+    refresh = make_refresh(balancer, MODULE, SOURCE, state.balancer_key, LOSSES)
+    expected = SOURCE.sample(jax.random.fold_in(state.balancer_key, 0), {"pde": 5})
+    assert refresh.names == LOSSES
+    assert_trees_bitwise_equal(refresh.batches, tuple(expected.values()), dict_order=False)
+    assert refresh.batches[2]["inputs"].shape == (5, 2)
+
+
+def test_what_is_not_finite_is_not_taken_over():
+    class Broken(Count):
+        def update(self, module, model_state, batches, key, state):
+            return super().update(module, model_state, batches, key, state) | {"seen": jnp.float32("nan")}
+
+    state = make_state(Count(), 3)
+    renewed = BalancerRefresh(Broken(), MODULE)(state, SOURCE)
+    assert_trees_bitwise_equal(renewed, state, dict_order=False)
+    control = BalancerRefresh(Count(), MODULE)(state, SOURCE)
+    assert int(control.balancer_state["updates"]) == 1
+
+
+def test_an_update_that_changes_its_state_is_refused():
+    class Grown(Count):
+        def update(self, module, model_state, batches, key, state):
+            return state | {"seen": jnp.zeros(2)}
+
+    message = (
+        "the balancer's update changed the form of its state\n"
+        "  given:    ['at']: int32[], ['seen']: float32[], ['updates']: int32[]\n"
+        "  returned: ['at']: int32[], ['seen']: float32[2], ['updates']: int32[]\n"
+        "Return every array that `initialize` gives, with its shape and dtype."
+    )
+    with pytest.raises(ValueError) as caught:
+        BalancerRefresh(Grown(), MODULE)(make_state(Count(), 3), SOURCE)
+    assert str(caught.value) == message
+
+
+def test_a_balancer_that_does_not_adapt_has_no_refresh():
+    assert make_refresh(None, MODULE, SOURCE, keys.root_key(0), LOSSES) is None
+
+
+@pytest.mark.parametrize(
+    ("balancer", "source", "message"),
+    [
+        (
+            with_settings(diagnostic_batch_sizes=4),
+            abs,
+            "the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
+            "<built-in function abs>. Give it one, or balance on the batches of the steps "
+            "(diagnostic_batch_sizes=None).",
+        ),
+        (
+            with_settings(diagnostic_batch_sizes={"walls": 4}),
+            SOURCE,
+            "batch_sizes names 'walls', but there is only 'initial', 'boundary', 'pde'. "
+            "Drop it, or add what it names.",
+        ),
+        (
+            with_settings(update_every_n_steps=0),
+            SOURCE,
+            "balancer.update_every_n_steps must be in [1, 2**31), got 0. Pick a number inside the range.",
+        ),
+    ],
+    ids=["no sample", "no such batch", "never"],
+)
+def test_what_cannot_be_updated_is_refused_at_the_door(balancer, source, message):
+    with pytest.raises(ValueError) as caught:
+        make_refresh(balancer, MODULE, source, keys.root_key(0), LOSSES)
+    assert str(caught.value) == message
+
+
+def fit(balancer, stop=8, source=None, **options):
+    trainer = Trainer(stop, progress=False, log_every_n_steps=1, **options)
+    state = make_state(balancer)
+    where = {"datamodule": DATA} if source is None else {"source": source}
+    return trainer.fit_state(MODULE, state, optimizer=optax.adam(1e-2), balancer=balancer, **where)
+
+
+def test_a_users_own_balancer_is_updated_in_the_loop_and_recorded():
+    result = fit(Count())
+    assert [row["weight/updates"] for row in result.history] == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_a_source_on_the_host_is_balanced_to_the_same_bits():
+    resident = fit(Count())
+    hosted = fit(Count(), source=SOURCE.__call__)
+    assert_trees_bitwise_equal(hosted.state.balancer_state, resident.state.balancer_state)
+    assert int(resident.state.balancer_state["updates"]) == 2
+
+
+def test_a_state_that_is_not_the_balancers_is_refused():
+    state = make_state(Count()).replace(balancer_state={})
+    with pytest.raises(ValueError, match=r"^state\.balancer_state does not fit the balancer\n"):
+        Trainer(4, progress=False).fit_state(
+            MODULE, state, optimizer=optax.adam(1e-2), balancer=Count(), datamodule=DATA
+        )
+
+
+def test_a_static_run_has_no_refresh_in_its_program():
+    problem = _problems.heat()
+    loop = problem.loop()
+    assert "stablehlo.case" not in loop_text(problem)
+    assert loop.names == ("total_loss", "pde", "initial", "boundary")
+
+
+def loop_text(problem):
+    texts = []
+    original = jax.stages.Lowered.as_text
+
+    def spy(self, *arguments, **options):
+        texts.append(original(self, *arguments, **options))
+        return texts[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "as_text", spy)
+        problem.loop()
+    return texts[0]
+
+
+def test_a_bad_update_behind_a_refresh_keeps_the_state_before_both():
+    """A run that stopped at step 3, where an update is due, goes on to the bits of one that did not."""
+
+    def poisoned(step):
+        batch = SOURCE(step)
+        if step == 3 and broken[0]:
+            batch["pde"] = {"inputs": np.full((32, 2), np.nan, np.float32)}
+        return batch
+
+    balancer = dataclasses.replace(GradNormBalancer(LOSSES, update_every_n_steps=3))
+    broken = [True]
+    with pytest.raises(NonFiniteError) as caught:
+        fit(balancer, source=poisoned)
+    assert caught.value.step == 3
+    assert float(caught.value.state.balancer_state["norms"].sum()) == 0  # not updated yet
+    broken[0] = False
+    trainer = Trainer(8, progress=False)
+    resumed = trainer.fit_state(
+        MODULE, caught.value.state, optimizer=optax.adam(1e-2), balancer=balancer, source=poisoned
+    )
+    assert_trees_bitwise_equal(resumed.state, fit(balancer, source=poisoned).state)

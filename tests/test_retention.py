@@ -1,0 +1,114 @@
+"""The newest steps to go on from, the best to use."""
+
+import pytest
+
+from phijax_rng import Checkpoints
+from phijax_rng.retention import KeepBest, dropped
+from tests import _problems
+
+NAN = float("nan")
+VALUES = {2: 3.0, 3: -9.0, 4: 1.0, 6: NAN, 8: 1.0, 10: 2.0, 12: float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        (("loss", 1), [4]),
+        (("loss", 3), [4, 8, 10]),
+        (("loss", 9), [4, 8, 10, 2, 12]),
+        (("loss", 2, "max"), [12, 2]),
+    ],
+)
+def test_the_best_are_the_least_and_the_earlier_of_two_equals(options, best):
+    assert KeepBest.checked(options, 2).best(VALUES) == best
+
+
+@pytest.mark.parametrize(
+    ("max_to_keep", "best", "gone"),
+    [(1, [2], [4, 6]), (2, [2, 4], []), (9, [], []), (None, [], []), (1, [], [2, 4, 6]), (2, [8], [2, 4])],
+)
+def test_what_is_neither_new_nor_best_goes(max_to_keep, best, gone):
+    assert dropped((2, 4, 6, 8), max_to_keep, best) == gone
+
+
+STATE = _problems.heat().state()
+
+
+def save(checkpoints, step, value, name="loss"):
+    memory = None if value is None else {"metrics": {name: value}}
+    checkpoints.save(STATE.replace(step=STATE.step + step), memory=memory)
+    checkpoints.wait()
+
+
+def test_the_newest_stays_however_bad_it_is(tmp_path):
+    with Checkpoints(tmp_path, every_n_steps=1, max_to_keep=1, keep_best=("loss", 1)) as checkpoints:
+        for step, value in enumerate([5.0, 3.0, 4.0, None, NAN]):
+            save(checkpoints, step, value)
+        assert checkpoints.steps == (1, 4)
+        assert checkpoints.best_step == 1
+        save(checkpoints, 5, 2.0)
+        assert checkpoints.steps == (5,)
+        save(checkpoints, 6, 1.0, name="another")
+        assert checkpoints.steps == (5, 6)
+
+
+def test_a_process_that_goes_on_knows_the_best_of_those_before(tmp_path):
+    options = {"every_n_steps": 1, "max_to_keep": 1, "keep_best": ("loss", 2)}
+    for step, value in enumerate([3.0, 1.0, 5.0, 2.0, 4.0]):
+        with Checkpoints(tmp_path, **options) as checkpoints:
+            save(checkpoints, step, value)
+    assert checkpoints.steps == (1, 3, 4)
+    assert Checkpoints(tmp_path).best_step is None
+
+
+def test_steps_that_are_set_aside_and_saved_again_are_read_again(tmp_path):
+    with Checkpoints(tmp_path, every_n_steps=1, max_to_keep=1, keep_best=("loss", 1)) as checkpoints:
+        for step, value in ((1, 2.0), (2, 1.0)):
+            save(checkpoints, step, value)
+        assert checkpoints.best_step == 2
+        checkpoints.supersede_after(0)
+        save(checkpoints, 2, 9.0)
+        save(checkpoints, 3, 8.0)
+        assert checkpoints.steps == (3,)
+
+
+def test_a_state_saved_by_hand_remembers_what_it_is_given(tmp_path):
+    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(STATE, {"a": 1}, {"callbacks": {"x": [1.5, "two", None]}})
+        checkpoints.save(STATE.replace(step=STATE.step + 1))
+    assert checkpoints.memory(0) == {"callbacks": {"x": [1.5, "two", None]}}
+    assert checkpoints.contract(0) == {"a": 1}
+    assert checkpoints.memory() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"keep_best": "loss"},
+            TypeError,
+            "keep_best must be (metric, k) or (metric, k, 'max'), got 'loss'. "
+            "Pass, for example, ('total_loss', 3).",
+        ),
+        (
+            {"keep_best": ("loss", 0)},
+            ValueError,
+            "keep_best[1] must be in [1, 2**31), got 0. Pick a number inside the range.",
+        ),
+        (
+            {"keep_best": ("loss", 1, "low")},
+            ValueError,
+            "keep_best[2] must be one of 'min', 'max', got 'low'. Pick one of them.",
+        ),
+        (
+            {"keep_best": ("loss", 1), "every_n_steps": None},
+            ValueError,
+            "keep_best compares saves at multiples of every_n_steps, which is None. Pass it too.",
+        ),
+    ],
+    ids=["no tuple", "none", "mode", "no saves that compete"],
+)
+def test_options_are_checked_at_construction(tmp_path, options, error, message):
+    with pytest.raises(error) as caught:
+        Checkpoints(tmp_path, **{"every_n_steps": 1} | options)
+    assert str(caught.value) == message

@@ -1,0 +1,106 @@
+"""Early stopping: what counts as better, how long it waits, and what a resume remembers."""
+
+import dataclasses
+import types
+
+import pytest
+
+from phijax_rng import Checkpoints, EarlyStopping, Trainer
+from tests import _problems
+
+HEAT = _problems.heat()
+
+
+def look(stopping, memory, step, **metrics):
+    return stopping(types.SimpleNamespace(step=step, metrics=metrics, memory=memory))
+
+
+def looks(stopping, values):
+    """After how many looks it asks to stop; `None` for never."""
+    memory = {}
+    for count, value in enumerate(values, start=1):
+        if look(stopping, memory, count, loss=value):
+            return count
+    return None
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "stops"),
+    [
+        ({"patience": 2}, [3, 2, 1, 0, -1, -2], None),
+        ({"patience": 2}, [3, 2, 2, 1, 1, 1], 6),
+        ({"patience": 1}, [3, 3], 2),
+        ({"patience": 2, "min_delta": 0.5}, [3, 2.6, 2.5, 2.4], 3),
+        ({"patience": 2, "mode": "max"}, [3, 4, 3, 4], 4),
+        ({"patience": 2}, [NAN, NAN], 2),
+        ({"patience": 2}, [NAN, 1, NAN, 0.5, NAN, NAN], 6),
+    ],
+)
+def test_it_stops_when_patience_has_run_out(options, values, stops):
+    assert looks(EarlyStopping("loss", **options), values) == stops
+
+
+def fit(stop, folder, stopping, **words):
+    checkpoints = Checkpoints(folder, asynchronous=False) if folder else None
+    trainer = Trainer(stop, checkpoints=checkpoints, callbacks=(stopping,), progress=False)
+    return trainer.fit(HEAT.module, seed=0, **HEAT.arguments, **words)
+
+
+NEVER_BETTER = EarlyStopping(patience=2, min_delta=1e6, every_n_steps=4)
+
+
+def test_a_run_that_was_stopped_is_over_when_it_is_started_again(tmp_path):
+    stopped = fit(30, tmp_path, NEVER_BETTER)
+    assert (stopped.iterations, stopped.stopped_early) == (12, True)
+    with _problems.compilations() as compiled:
+        again = fit(30, tmp_path, NEVER_BETTER, resume="auto")
+    assert (again.iterations, again.stopped_early) == (0, True)
+    assert compiled == []
+
+
+def test_more_patience_lets_a_stopped_run_go_on(tmp_path):
+    fit(30, tmp_path, NEVER_BETTER)
+    more = fit(30, tmp_path, dataclasses.replace(NEVER_BETTER, patience=4), resume="auto")
+    assert (more.iterations, int(more.state.step)) == (8, 20)
+
+
+def test_nothing_is_carried_from_one_fit_of_a_trainer_to_the_next():
+    trainer = Trainer(30, callbacks=(NEVER_BETTER,), progress=False)
+    ends = [trainer.fit(HEAT.module, seed=0, **HEAT.arguments).iterations for _ in range(2)]
+    assert ends == [12, 12]
+
+
+def test_a_number_that_is_not_there_is_named():
+    with pytest.raises(ValueError) as caught:
+        look(EarlyStopping("error"), {}, 5, loss=1.0)
+    assert str(caught.value) == (
+        "EarlyStopping follows 'error', and step 5 has 'loss'. Follow one of them, or put the callback that "
+        "reports it before, at the same steps."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"patience": 0},
+            ValueError,
+            "patience must be in [1, 2**31), got 0. Pick a number inside the range.",
+        ),
+        ({"mode": "less"}, ValueError, "mode must be one of 'min', 'max', got 'less'. Pick one of them."),
+        ({"min_delta": -1}, ValueError, "min_delta must be at least 0, got -1. Pick such a number."),
+        (
+            {"every_n_steps": 1.5},
+            TypeError,
+            "every_n_steps must be a whole number, got 1.5. Pass an int or a NumPy integer.",
+        ),
+        ({"metric": ""}, TypeError, "metric[0] must be a non-empty string, got ''. Name it."),
+    ],
+)
+def test_settings_are_checked_at_construction(options, error, message):
+    with pytest.raises(error) as caught:
+        EarlyStopping(**options)
+    assert str(caught.value) == message

@@ -1,0 +1,74 @@
+"""Learned weights: the joint Adam of parameters and logarithms, by Optax, is the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from phijax_rng import HostPool, LossModule, PoolDataModule, Trainer, UncertaintyBalancer
+
+NAMES = ("near", "far")
+RATE = 0.05
+
+
+def _losses(params, batches):
+    return {"near": jnp.sum((params["w"] - 1) ** 2), "far": 30 * jnp.sum((params["w"] + 2) ** 2)}
+
+
+def joint(num_steps, start):
+    """Optax's Adam on parameters and logarithms together, on the total of the papers."""
+
+    def total(both):
+        losses, s = _losses(both["params"], None), both["s"]
+        return sum(jnp.exp(-s[i]) * losses[name] / 2 + s[i] / 2 for i, name in enumerate(NAMES))
+
+    both = {"params": {"w": jnp.zeros(2)}, "s": jnp.full(2, start, jnp.float32)}
+    optimizer = optax.adam(RATE)
+    state, totals = optimizer.init(both), []
+    for _ in range(num_steps):
+        value, grads = jax.value_and_grad(total)(both)
+        updates, state = optimizer.update(grads, state)
+        both = optax.apply_updates(both, updates)
+        totals.append(float(value))
+    return both, totals
+
+
+def test_a_fit_is_the_joint_descent_of_both():
+    balancer = UncertaintyBalancer(NAMES, learning_rate=RATE, initial_log_variance=0.5)
+    module = LossModule(lambda key: {"w": jnp.zeros(2)}, _losses, batch_keys=("data",))
+    data = PoolDataModule({"data": HostPool(np.zeros((2, 1), np.float32))}, {"data": 1})
+    result = Trainer(25, progress=False, log_every_n_steps=1).fit(
+        module, datamodule=data, optimizer=optax.adam(RATE), seed=0, balancer=balancer
+    )
+    both, totals = joint(25, 0.5)
+    np.testing.assert_allclose([row["total_loss"] for row in result.history], totals, rtol=1e-4)
+    np.testing.assert_allclose(result.state.model_state["w"], both["params"]["w"], rtol=1e-4)
+    np.testing.assert_allclose(result.state.balancer_state["next"], both["s"], rtol=1e-4)
+    assert not np.allclose(both["s"], 0.5, atol=0.1)  # control: they have moved
+    last = result.history[-1]
+    weights = np.exp(-result.state.balancer_state["used"]) / 2
+    np.testing.assert_allclose([last[f"weight/{name}"] for name in NAMES], weights, rtol=1e-6)
+
+
+def test_the_default_starts_with_weights_of_one():
+    balancer = UncertaintyBalancer(NAMES)
+    shown = balancer.diagnostics(balancer.initialize())
+    np.testing.assert_allclose([float(weight) for weight in shown.values()], 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0}, "learning_rate must be positive, got 0. Pick a number above 0."),
+        (
+            {"initial_log_variance": float("inf")},
+            "exp(initial_log_variance) must be finite and not negative, got inf. "
+            "Pick a weight of at least 0.",
+        ),
+    ],
+)
+def test_settings_are_checked_at_construction(options, message):
+    with pytest.raises(ValueError) as caught:
+        UncertaintyBalancer(NAMES, **options)
+    assert str(caught.value) == message
