@@ -16,11 +16,11 @@ def _module() -> pr.LossModule:
     return pr.LossModule(_heat.init, _heat.losses, batch_keys=_heat.LOSSES, loss_names=_heat.LOSSES)
 
 
-def fit(num_steps: int, sizes: Mapping[str, int]) -> Any:
+def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> Any:
     """A whole call of `Trainer.fit`, its result waited for."""
     datamodule = pr.PoolDataModule(_heat.make_arrays(), sizes)
     result = pr.Trainer(num_steps, progress=False).fit(
-        _module(), datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED
+        _module(), datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED, balancer=balancer
     )
     return jax.block_until_ready(result)
 

@@ -62,7 +62,11 @@ def factory(*, key: jax.Array, **_: Any) -> Any:
     return phijax.InitializedModel(apply=_heat.network, state=_heat.init(key))
 
 
-def fit(num_steps: int, sizes: Mapping[str, int]) -> tuple[Any, np.ndarray[Any, Any]]:
+def gradnorm(every: int) -> Any:
+    return phijax.balancers.GradNormBalancer(_heat.LOSSES, update_every_n_steps=every)
+
+
+def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
     """A whole call of its `Trainer.fit`, and the times at which its steps began, shape `(steps, 2)`."""
     with contextlib.redirect_stdout(io.StringIO()):  # its constructor describes the machine
         trainer = phijax.Trainer(
@@ -75,6 +79,8 @@ def fit(num_steps: int, sizes: Mapping[str, int]) -> tuple[Any, np.ndarray[Any, 
         )
     data = Data(sizes)
     module = phijax.PhiModule(factory, Objective())
-    result = trainer.fit(module, datamodule=data, optimizer=_heat.optimizer(), seed=_heat.SEED)
+    result = trainer.fit(
+        module, datamodule=data, optimizer=_heat.optimizer(), seed=_heat.SEED, balancer=balancer
+    )
     jax.block_until_ready(result.state)
     return result, np.array(data.stamps)

@@ -1,0 +1,69 @@
+"""What adaptive balancing costs, beside PhiJAX's, and that a static run does not pay for it.
+
+The overhead of GradNorm with an update every 100 steps is a step with it beside a step without it: for us the
+difference quotient of two runs each, for PhiJAX the mean over all steps behind the first update. An overhead
+of 1 is none. The static run is measured beside one whose program has an update that never fires.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import phijax_rng as pr
+from benchmarks import _heat, _ours, _theirs
+from benchmarks._ratio import Figure, Seconds, interleaved, timed
+
+EVERY = 100
+SHORT, LONG = 100, 10_000
+THEIR_STEPS = 420
+NEVER = 2**31 - 1
+
+
+def figures(pairs: int) -> Iterator[Figure | str]:
+    _check_same_weights()
+    balanced, plain = interleaved(
+        functools.partial(_step, _gradnorm(EVERY)), functools.partial(_step, None), pairs
+    )
+    yield Figure(f"a step with GradNorm every {EVERY} steps / without", balanced, plain)
+    waiting, plain = interleaved(
+        functools.partial(_step, _gradnorm(NEVER)), functools.partial(_step, None), pairs
+    )
+    yield Figure("a step with GradNorm that is never due / without", waiting, plain)
+    if not _theirs.present:
+        yield _theirs.ABSENT
+        return
+    theirs, unbalanced = interleaved(
+        functools.partial(_their_step, balanced=True), functools.partial(_their_step, balanced=False), pairs
+    )
+    yield Figure("the same of PhiJAX: GradNorm every 100 steps / without", theirs, unbalanced)
+    ours, theirs = interleaved(
+        functools.partial(_step, _gradnorm(EVERY)), functools.partial(_their_step, balanced=True), pairs
+    )
+    yield Figure(f"a step with GradNorm every {EVERY} steps, PhiJAX / ours", ours, theirs, faster=True)
+
+
+def _gradnorm(every: int) -> pr.GradNormBalancer:
+    return pr.GradNormBalancer(_heat.LOSSES, update_every_n_steps=every)
+
+
+def _step(balancer: Any) -> Seconds:
+    short = timed(lambda: _ours.fit(SHORT, _heat.SIZES, balancer))
+    return (timed(lambda: _ours.fit(SHORT + LONG, _heat.SIZES, balancer)) - short) / LONG
+
+
+def _their_step(balanced: bool) -> Seconds:
+    balancer = _theirs.gradnorm(EVERY) if balanced else None
+    stamps = _theirs.fit(THEIR_STEPS, _heat.SIZES, balancer)[1]
+    # The first update compiles; three whole periods lie behind it.
+    return (stamps[EVERY + 10 + 3 * EVERY] - stamps[EVERY + 10]) / (3 * EVERY)
+
+
+def _check_same_weights() -> None:
+    """Both end with the same weights, up to rounding."""
+    if not _theirs.present:
+        return
+    ours = _ours.fit(20, _heat.SIZES, _gradnorm(5)).state.balancer_state["weights"]
+    theirs = _theirs.fit(20, _heat.SIZES, _theirs.gradnorm(5))[0].state.balancer_state.weights
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
