@@ -387,7 +387,7 @@ def test_without_a_named_step_a_damaged_one_is_passed_over(damaged):
 @DAMAGED_READ
 def test_a_named_step_must_be_intact(damaged):
     start = decide(Checkpoints(damaged), **DEFAULTS | {"resume": True, "ckpt_step": 20})
-    with pytest.raises(DamagedCheckpointError, match=r"^model_state of step 20 in "):
+    with pytest.raises(DamagedCheckpointError, match=r"^the arrays of step 20 in "):
         start.restore(state_at(0))
 
 

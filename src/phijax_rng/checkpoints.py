@@ -335,10 +335,7 @@ class Checkpoints:
         """The best steps on disk, by what their documents say; each is read once."""
         if self._best is None:
             return []
-        known, metric = self._values, self._best.metric
-        self._values = {
-            step: known[step] if step in known else self._folder.value(step, metric) for step in self.steps
-        }
+        self._values = self._folder.values(self._best.metric, self._values)
         return self._best.best(self._values)
 
     def _drop(self) -> None:

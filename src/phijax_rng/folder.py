@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +131,11 @@ class Folder:
                 return dict(self.document(step)["contract"])
         return {}
 
-    def value(self, step: int, metric: str) -> float:
-        """The number of this name that a step was saved with; NaN if there is none."""
+    def values(self, metric: str, known: Mapping[int, float]) -> dict[int, float]:
+        """The number of this name that each step was saved with; what is known is not read again."""
+        return {step: known[step] if step in known else self._value(step, metric) for step in self.steps}
+
+    def _value(self, step: int, metric: str) -> float:
         with contextlib.suppress(DamagedCheckpointError):
             return float(self.document(step).get("memory", {}).get("metrics", {}).get(metric, math.nan))
         return math.nan
