@@ -18,14 +18,14 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 LAYERS = (
     ("_checks", "_types", "_pytrees", "errors", "determinism"),
     ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_lock"),
-    ("_rows",),  # what the samplers of the next row share
+    ("_rows", "geometries"),  # what the samplers of the next row share
     (
-        *("samplers", "domains", "sequences", "balancers"),
+        *("samplers", "domains", "composites", "sequences", "adaptive", "balancers"),
         *("module", "state", "contract", "auditing"),
     ),
     ("manifest",),  # how the checkpoints of the next row store a state
     ("sources", "step", "checkpoints"),
-    ("loop", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
+    ("loop", "refresh", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
     ("record",),  # what a run promises, and what it is held to
     ("looks",),  # what the trainer does between two chunks of the loop
     ("trainer",),

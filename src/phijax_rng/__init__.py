@@ -1,9 +1,11 @@
 """One seed, named streams, batches by step, and runs that resume to the same bits."""
 
 from phijax_rng import keys, shuffle
+from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.determinism import (
     deterministic_xla_flags,
     require_deterministic_execution,
@@ -19,17 +21,25 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
+from phijax_rng.geometries import Ball, Box, BoxEdges, BoxFaces, Geometry, Sphere, interval
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.pools import HostPool
+from phijax_rng.refresh import AdaptiveRefresh
 from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
 from phijax_rng.trainer import FitResult, Trainer
 
 __all__ = [
+    "AdaptiveRefresh",
     "AdaptiveSampler",
+    "Ball",
+    "Box",
+    "BoxEdges",
+    "BoxFaces",
     "Callback",
     "CheckpointMismatchError",
     "Checkpoints",
@@ -39,8 +49,11 @@ __all__ = [
     "DirectoryInUseError",
     "Event",
     "FitResult",
+    "Geometry",
     "HostPool",
     "ImpureSourceError",
+    "InitialSlab",
+    "LatinHypercubeSampler",
     "LossBalancer",
     "LossModule",
     "LossTrainStep",
@@ -48,11 +61,16 @@ __all__ = [
     "NonFiniteError",
     "PoolDataModule",
     "RandomRowSampler",
+    "ResidualDistributionSampler",
+    "ResidualRefinementSampler",
     "RunChangedError",
     "RunExistsError",
     "Sampler",
     "SaveError",
+    "SobolSampler",
+    "SpaceTimeCylinder",
     "SpaceTimeSampler",
+    "Sphere",
     "StaticLossBalancer",
     "StepOutput",
     "StepSampler",
@@ -62,9 +80,11 @@ __all__ = [
     "Trainer",
     "TrainingBatchSource",
     "UniformDomainSampler",
+    "Union",
     "advance",
     "deterministic_xla_flags",
     "initialize_train_state",
+    "interval",
     "keys",
     "require_deterministic_execution",
     "shuffle",

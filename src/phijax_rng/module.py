@@ -62,8 +62,8 @@ class LossModule:
         batch_keys: names of the batches that the losses read, in the order they are drawn.
         loss_names: names of the losses, in the order they are summed; read off the first
             trace when left out.
-        residuals: `residuals(model_state, batches, key) -> {loss name: rows}`, for balancing and
-            adaptive sampling.
+        residuals: `residuals(model_state, batches, key) -> {loss name: rows}`, one row for each point, for
+            balancing and adaptive sampling. May leave out the parameter named `key`.
         predict: `predict(model_state, inputs) -> outputs`.
         name: for messages and records.
 
@@ -99,10 +99,7 @@ class LossModule:
 
     def evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> StepOutput:
         """`losses` called with what it asks for, its answer as a `StepOutput`."""
-        if _takes_key_by_place(self.losses):
-            output = self.losses(model_state, batches, key)
-        else:
-            output = self.losses(model_state, batches, **({"key": key} if self.wants_key else {}))
+        output = _called(self.losses, model_state, batches, key)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
@@ -110,6 +107,23 @@ class LossModule:
             output.model_state,
             _scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
         )
+
+    def residual_rows(self, model_state: Any, batches: Batches, key: KeyScalar) -> Mapping[str, jax.Array]:
+        """`residuals` called with what it asks for.
+
+        Raises:
+            ValueError: the module has none.
+        """
+        if self.residuals is None:
+            raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
+        return _checks.mapping(_called(self.residuals, model_state, batches, key), "residuals")
+
+
+def _called(fn: Callable[..., Any], model_state: Any, batches: Batches, key: KeyScalar) -> Any:
+    """What `fn` returns, with the key if it asks for one."""
+    if _takes_key_by_place(fn):
+        return fn(model_state, batches, key)
+    return fn(model_state, batches, **({"key": key} if takes_key(fn) else {}))
 
 
 def _require_free_key(losses: Any) -> None:
