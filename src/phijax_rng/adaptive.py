@@ -305,7 +305,7 @@ def _weighted(density: jax.Array) -> dict[str, jax.Array]:
     """Cumulative sums of the density as whole numbers, the last close to `2**30`; and what undoes it."""
     share = density / jnp.sum(density)
     whole = jnp.round(share * jnp.float32(_TOTAL)).astype(jnp.int32)
-    weights = 1 / (share * jnp.float32(density.shape[0]))
+    weights = jnp.mean(density) / density
     # What is never drawn has no weight.
     return {
         "cumulative": jnp.cumsum(whole, dtype=jnp.int32),
