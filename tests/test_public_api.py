@@ -20,7 +20,8 @@ LAYERS = (
     ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_lock"),
     ("_rows", "geometries"),  # what the samplers of the next row share
     (
-        *("samplers", "domains", "composites", "sequences", "adaptive", "balancers"),
+        *("samplers", "domains", "boxes", "balls", "composites", "sequences", "adaptive"),
+        "balancers",
         *("module", "state", "contract", "auditing"),
     ),
     ("manifest",),  # how the checkpoints of the next row store a state

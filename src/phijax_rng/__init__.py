@@ -3,6 +3,8 @@
 from phijax_rng import keys, shuffle
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer
+from phijax_rng.balls import Ball, Sphere
+from phijax_rng.boxes import Box, BoxEdges, BoxFaces, interval
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
@@ -21,7 +23,7 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
-from phijax_rng.geometries import Ball, Box, BoxEdges, BoxFaces, Geometry, Sphere, interval
+from phijax_rng.geometries import Geometry
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.pools import HostPool

@@ -4,7 +4,8 @@ Each takes uniform numbers like any geometry and hands them on to its parts, so 
 discs or the wall of a moving domain is drawn at once, from one key, with the fields of its parts.
 
 >>> import jax
->>> from phijax_rng.geometries import Ball, Box
+>>> from phijax_rng.balls import Ball
+>>> from phijax_rng.boxes import Box
 >>> start = InitialSlab(Box([(0.0, 1.0)]))
 >>> start.sample(jax.random.key(0), 2)["inputs"][:, 0].tolist()
 [0.0, 0.0]
@@ -23,7 +24,7 @@ import numpy as np
 
 from phijax_rng import _checks, _coordinates, _pytrees
 from phijax_rng._types import Rows
-from phijax_rng.geometries import Geometry, GeometrySampler
+from phijax_rng.geometries import Geometry, GeometrySampler, checked
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -55,7 +56,7 @@ class Union(GeometrySampler):
     def __post_init__(self) -> None:
         if isinstance(self.parts, str) or not isinstance(self.parts, Sequence) or not self.parts:
             raise TypeError(f"parts must be geometries, at least one, got {self.parts!r}. Pass a tuple.")
-        parts = tuple(_checked(part, f"parts[{index}]") for index, part in enumerate(self.parts))
+        parts = tuple(checked(part, f"parts[{index}]") for index, part in enumerate(self.parts))
         _require_alike(parts)
         weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
         object.__setattr__(self, "parts", parts)
@@ -113,7 +114,7 @@ class SpaceTimeCylinder(GeometrySampler):
     time_axis: int = 0
 
     def __post_init__(self) -> None:
-        space = _checked(self.space, "space")
+        space = checked(self.space, "space")
         bounds = _coordinates.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
         axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
         object.__setattr__(self, "time_bounds", bounds)
@@ -166,7 +167,7 @@ class InitialSlab(GeometrySampler):
     time_axis: int = 0
 
     def __post_init__(self) -> None:
-        space = _checked(self.space, "space")
+        space = checked(self.space, "space")
         axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
         object.__setattr__(self, "time", _checks.finite_float32(self.time, "time", ()))
         object.__setattr__(self, "time_axis", axis)
@@ -216,14 +217,6 @@ def _pick(which: jax.Array, values: list[jax.Array]) -> jax.Array:
         chosen = (which == index).reshape(-1, *(1,) * (value.ndim - 1))
         picked = jnp.where(chosen, value, picked)
     return picked
-
-
-def _checked(value: Any, name: str) -> Geometry:
-    if not isinstance(value, Geometry) or jax.tree_util.all_leaves([value]):
-        raise TypeError(
-            f"{name} must be a geometry, registered as a pytree, got {value!r}. Pass for example a Box."
-        )
-    return value
 
 
 def _require_alike(parts: tuple[Geometry, ...]) -> None:

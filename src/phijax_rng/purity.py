@@ -11,13 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import _checks
+from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
+from phijax_rng.geometries import GeometrySampler
 from phijax_rng.samplers import RandomRowSampler
+from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, ask
 
-_PURE = (RandomRowSampler, SpaceTimeSampler, UniformDomainSampler)
+_PURE = (
+    *(RandomRowSampler, SpaceTimeSampler, UniformDomainSampler),
+    *(GeometrySampler, SobolSampler, LatinHypercubeSampler),
+    *(ResidualDistributionSampler, ResidualRefinementSampler),
+)
 _OTHER_STEPS = 3
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng import _checks, _pytrees, keys
-from phijax_rng._types import KeyScalar, Rows
+from phijax_rng._types import Rows
 from phijax_rng.module import LossModule
 from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.sources import ask
@@ -32,12 +32,20 @@ def adaptive_samplers(source: Any) -> dict[str, AdaptiveSampler]:
     return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, AdaptiveSampler)}
 
 
-def initial_sampler_state(source: Any, sampling_key: KeyScalar) -> dict[str, Any]:
-    """What every adaptive sampler of a source starts from, by name; empty without one."""
-    return {
-        name: sampler.init(keys.fold_in(keys.stream(sampling_key, "adaptive", name), _INIT))
+def with_sampler_state(state: TrainState, source: Any) -> TrainState:
+    """`state` with what every adaptive sampler of `source` starts from, where it holds nothing for it yet."""
+    missing = {
+        name: sampler.init(keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), _INIT))
         for name, sampler in adaptive_samplers(source).items()
+        if name not in state.sampler_state
     }
+    return state.replace(sampler_state={**state.sampler_state, **missing}) if missing else state
+
+
+def adaptive_refresh(module: Any, source: Any) -> "AdaptiveRefresh | None":
+    """The refresh of all adaptive samplers of a source; `None` without one."""
+    names = tuple(adaptive_samplers(source))
+    return AdaptiveRefresh(module, names) if names else None
 
 
 @_pytrees.record(data=(), meta=("module", "names"))

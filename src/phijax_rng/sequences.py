@@ -13,7 +13,7 @@ independent points and, for smooth functions, far less variance.
 | `LatinHypercubeSampler` | in each axis alone, at every size | yes |
 
 >>> import jax
->>> from phijax_rng.geometries import Box
+>>> from phijax_rng.boxes import Box
 >>> sampler = SobolSampler(Box([(0.0, 1.0)]))
 >>> points = sampler.sample(jax.random.key(0), 8)["inputs"][:, 0]
 >>> sorted((8 * points).astype(int).tolist())
@@ -31,7 +31,7 @@ from scipy.stats import qmc
 
 from phijax_rng import _checks, _pytrees, shuffle
 from phijax_rng._types import BatchSize, KeyScalar, Rows
-from phijax_rng.geometries import Geometry
+from phijax_rng.geometries import checked, described
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""
@@ -66,7 +66,7 @@ class SobolSampler:
     domain: Any
 
     def __post_init__(self) -> None:
-        _require_geometry(self.domain)
+        checked(self.domain, "domain")
         if self.domain.num_uniforms > qmc.Sobol.MAXDIM:
             raise ValueError(
                 f"domain takes {self.domain.num_uniforms} uniform numbers for a point, and Sobol's sequence "
@@ -94,7 +94,7 @@ class SobolSampler:
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
-        return {"kind": "SobolSampler", "domain": _described(self.domain)}
+        return {"kind": "SobolSampler", "domain": described(self.domain)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -160,7 +160,7 @@ class LatinHypercubeSampler:
     domain: Any
 
     def __post_init__(self) -> None:
-        _require_geometry(self.domain)
+        checked(self.domain, "domain")
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
@@ -183,7 +183,7 @@ class LatinHypercubeSampler:
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
-        return {"kind": "LatinHypercubeSampler", "domain": _described(self.domain)}
+        return {"kind": "LatinHypercubeSampler", "domain": described(self.domain)}
 
 
 def _places(key: KeyScalar, shape: tuple[int, int]) -> jax.Array:
@@ -205,15 +205,3 @@ def _checked_size(size: BatchSize, name: str, most: int) -> int:
     if count > most:
         raise ValueError(f"{name} must be at most {most}, got {count}. Draw less, or use independent points.")
     return count
-
-
-def _require_geometry(domain: Any) -> None:
-    if not isinstance(domain, Geometry) or jax.tree_util.all_leaves([domain]):
-        raise TypeError(
-            f"domain must be a geometry, registered as a pytree, got {domain!r}. Pass for example a Box."
-        )
-
-
-def _described(domain: Any) -> Any:
-    kind = f"{type(domain).__module__}.{type(domain).__qualname__}"
-    return domain.describe() if hasattr(domain, "describe") else {"kind": kind}
