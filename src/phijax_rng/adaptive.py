@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from phijax_rng import _checks, _pytrees, _rows
 from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
@@ -31,6 +32,9 @@ from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
 # exact in int32, in whatever order they are added.
 _TOTAL = 2**30
+
+# Below the normal numbers XLA flushes to zero in some operations and not in others.
+_TINY = float(np.finfo(np.float32).tiny)
 
 Residuals: TypeAlias = Callable[[Rows], jax.Array]
 """From rows to residuals, one row for each."""
@@ -288,7 +292,7 @@ def _magnitude(residuals: jax.Array, count: int) -> jax.Array:
     rows = jnp.abs(residuals).reshape(count, -1).astype(jnp.float32)
     # The root of a sum of squares, scaled so that no square overflows.
     largest = jnp.max(rows, axis=1, keepdims=True)
-    scaled = rows / jnp.where(largest > 0, largest, 1)
+    scaled = rows / jnp.where(largest >= _TINY, largest, 1)
     size = largest[:, 0] * jnp.sqrt(jnp.sum(scaled**2, axis=1))
     return jnp.where(jnp.isfinite(size), size, 0)
 
@@ -296,9 +300,9 @@ def _magnitude(residuals: jax.Array, count: int) -> jax.Array:
 def _density(size: jax.Array, exponent: float, offset: float) -> jax.Array:
     """A density of mean `1 + offset`; uniform where there is nothing to follow."""
     largest = jnp.max(size)
-    powers = (size / jnp.where(largest > 0, largest, 1)) ** jnp.float32(exponent)
+    powers = (size / jnp.where(largest >= _TINY, largest, 1)) ** jnp.float32(exponent)
     density = powers / jnp.mean(powers) + jnp.float32(offset)
-    return jnp.where(largest > 0, density, 1)
+    return jnp.where(largest >= _TINY, density, 1)
 
 
 def _weighted(density: jax.Array) -> dict[str, jax.Array]:

@@ -39,7 +39,10 @@ def with_sampler_state(state: TrainState, source: Any) -> TrainState:
         for name, sampler in adaptive_samplers(source).items()
         if name not in state.sampler_state
     }
-    return state.replace(sampler_state={**state.sampler_state, **missing}) if missing else state
+    if not missing:
+        return state
+    # Mapped, the dicts have the order in which JAX hands them back.
+    return state.replace(sampler_state=jax.tree.map(jnp.asarray, {**state.sampler_state, **missing}))
 
 
 def adaptive_refresh(module: Any, source: Any) -> "AdaptiveRefresh | None":

@@ -291,11 +291,11 @@ class Trainer:
             return
         if signals.received is not None:
             return
+        _require_inside(run.source)
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps)
         try:
             _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
-            _require_inside(run.source, feed.source)
             loop = TrainLoop(
                 run.train_step,
                 run.state,
@@ -458,11 +458,11 @@ def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
         )
 
 
-def _require_inside(source: Any, fed: Any) -> None:
-    outside = [name for name in adaptive_samplers(source) if name not in adaptive_samplers(fed)]
-    if outside:
+def _require_inside(source: Any) -> None:
+    adaptive = tuple(adaptive_samplers(source))
+    if adaptive and not getattr(source, "traceable", False):
         raise ValueError(
-            f"samplers[{outside[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
+            f"samplers[{adaptive[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
             "residuals. Keep its domain and the pools beside it on the device."
         )
 
