@@ -227,11 +227,19 @@ def neighboring_seeds(key):
     return independent((points(key, "disk") ** 2).sum(axis=1), (other**2).sum(axis=1))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _one_row_of_many_batches(key, name):
+    step_keys = jax.vmap(lambda step: keys.step_key(key, step))(jnp.arange(2048))
+    return jax.vmap(lambda key: GEOMETRIES[name].sample(key, 16)["inputs"][11])(step_keys)
+
+
 def single_points(key, name):
-    """One point of each batch: uniform, and independent from step to step."""
-    found = batches(key, name)["inputs"].astype(float)
-    p_values = [uniform(found[:, row, axis]) for row in (0, 100) for axis in (0, 1)]
-    return together(*p_values, independent(found[0::2, :8, 0], found[1::2, :8, 0], count=4))
+    """One point of each batch: uniform, and independent of that of the next step.
+
+    Points of one batch depend on each other, and so would p-values of two rows.
+    """
+    x, y = np.asarray(_one_row_of_many_batches(key, name), float).T
+    return together(uniform(x), independent(x[0::2], x[1::2], count=4), independent(x, y))
 
 
 def means_of_sobol_batches(key):
