@@ -1,8 +1,7 @@
 """Whether points of geometries are uniform on them, and sequences as even as theory says.
 
 Every statistic takes a sampling key and gives one p-value; its test uses a fixed key and fails below
-`FALSE_ALARM`, which is therefore the probability that perfect draws would have failed here. Over
-many keys p-values must be uniform, and so fall below it as rarely as that.
+`FALSE_ALARM`, which is therefore at least the probability that perfect draws would have failed here.
 """
 
 import functools
@@ -87,7 +86,8 @@ def counts(labels, shares):
 
 
 def together(*p_values):
-    return stats.combine_pvalues(p_values).pvalue
+    """Of several tests of the same points, which depend on each other: Bonferroni's bound."""
+    return min(1.0, len(p_values) * min(p_values))
 
 
 def angle(x, y):
@@ -234,10 +234,7 @@ def _one_row_of_many_batches(key, name):
 
 
 def single_points(key, name):
-    """One point of each batch: uniform, and independent of that of the next step.
-
-    Points of one batch depend on each other, and so would p-values of two rows.
-    """
+    """One point of each batch: uniform, and independent of that of the next step."""
     x, y = np.asarray(_one_row_of_many_batches(key, name), float).T
     return together(uniform(x), independent(x[0::2], x[1::2], count=4), independent(x, y))
 
@@ -288,9 +285,8 @@ def test_over_a_hundred_keys_no_statistic_fails_more_often_than_it_says(capsys):
     for name, values in p_values.items():
         # Below one in twenty: about five of a hundred; sixteen or more once in 27 000.
         assert sum(value < 0.05 for value in values) < 16, name
-        assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM, name
     with capsys.disabled():
-        below = {name: sum(value < 0.05 for value in values) for name, values in p_values.items()}
+        below = {name: int(sum(value < 0.05 for value in values)) for name, values in p_values.items()}
         print(f"\nbelow 0.05, of 100 keys: {below}")
 
 
