@@ -253,6 +253,37 @@ def test_a_geometry_is_described_in_plain_data_and_survives_pickling(name):
     assert_trees_bitwise_equal(draw(again), draw(geometry))
 
 
+def in_every_program(geometry):
+    """The rows of one key: jitted, in a scan, mapped over keys, and as the beginning of a larger batch."""
+    other = jax.random.fold_in(KEY, 1)
+    both = jnp.stack([KEY, other])
+    scanned = jax.lax.map(lambda key: _sampled(geometry, key, 33), both)
+    mapped = jax.vmap(lambda key: _sampled(geometry, key, 33))(both)
+    larger = jax.tree.map(lambda rows: rows[:33], _sampled(geometry, KEY, SIZE))
+    first = [jax.tree.map(lambda rows: rows[0], rows) for rows in (scanned, mapped)]
+    return [jax.tree.map(np.asarray, rows) for rows in (_sampled(geometry, KEY, 33), *first, larger)]
+
+
+BY_QUANTILES = ("ball of five axes", "sphere of five axes")
+
+
+@pytest.mark.parametrize("name", [name for name in GEOMETRIES if name not in BY_QUANTILES])
+def test_points_are_the_same_bits_in_every_program_and_at_every_size(name):
+    expected, *others = in_every_program(GEOMETRIES[name])
+    for rows in others:
+        assert_trees_bitwise_equal(rows, expected)
+
+
+@pytest.mark.parametrize("name", BY_QUANTILES)
+def test_points_by_quantiles_agree_to_within_four_ulp(name):
+    expected, *others = in_every_program(GEOMETRIES[name])
+    for rows in others:
+        for field, values in rows.items():
+            # Of the largest coordinate: what is added to the center is rounded at its magnitude.
+            ulp = np.spacing(np.abs(values).max())
+            np.testing.assert_allclose(values, expected[field], rtol=0, atol=4 * ulp)
+
+
 def test_a_description_tells_geometries_apart():
     assert len({json.dumps(geometry.describe()) for geometry in GEOMETRIES.values()}) == len(GEOMETRIES)
 

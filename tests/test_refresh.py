@@ -188,6 +188,11 @@ def test_a_fit_is_the_loop_with_its_refresh():
     assert_trees_bitwise_equal(train(STOP).state, run(STOP))
 
 
+def test_no_key_of_a_run_with_refreshes_is_used_twice():
+    with jax.debug_key_reuse(True):
+        assert_trees_bitwise_equal(train(6).state, run(6))
+
+
 def test_without_the_refresh_the_run_is_another():
     state, _ = begun()
     still = loop(refreshed=False).run(loop().place(state), STOP).state

@@ -24,7 +24,6 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from phijax_rng import _checks, _pytrees, _rows
 from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
@@ -33,8 +32,8 @@ from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
 # exact in int32, in whatever order they are added.
 _TOTAL = 2**30
 
-# Below the normal numbers XLA flushes to zero in some operations and not in others.
-_TINY = float(np.finfo(np.float32).tiny)
+# Between them the reciprocal of a residual is a normal number; XLA divides by multiplying with it.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
 Residuals: TypeAlias = Callable[[Rows], jax.Array]
 """From rows to residuals, one row for each."""
@@ -66,7 +65,8 @@ class ResidualDistributionSampler:
     the loss of uniform points again, with less noise (importance sampling; Nabian, Gladstone and Meidani,
     2021). They are at most `(1 + offset) / offset`. Wu et al. take the plain mean.
 
-    A residual that is not finite counts as zero; where all are zero, the density is uniform.
+    A residual that is not finite counts as zero, one above `2**100` as `2**100`; where all are below
+    `2**-100`, the density is uniform.
 
     Attributes:
         domain: a sampler of points, such as a geometry; candidates are `domain.sample(key, num_candidates)`.
@@ -290,19 +290,22 @@ def _magnitude(residuals: jax.Array, count: int) -> jax.Array:
             f"{jnp.shape(residuals)}. Return them unreduced."
         )
     rows = jnp.abs(residuals).reshape(count, -1).astype(jnp.float32)
+    finite = jnp.all(jnp.isfinite(rows), axis=1)
+    rows = jnp.minimum(rows, _LARGEST)
     # The root of a sum of squares, scaled so that no square overflows.
     largest = jnp.max(rows, axis=1, keepdims=True)
-    scaled = rows / jnp.where(largest >= _TINY, largest, 1)
-    size = largest[:, 0] * jnp.sqrt(jnp.sum(scaled**2, axis=1))
-    return jnp.where(jnp.isfinite(size), size, 0)
+    scaled = rows / jnp.where(largest >= _SMALLEST, largest, 1)
+    return jnp.where(finite, largest[:, 0] * jnp.sqrt(jnp.sum(scaled**2, axis=1)), 0)
 
 
 def _density(size: jax.Array, exponent: float, offset: float) -> jax.Array:
     """A density of mean `1 + offset`; uniform where there is nothing to follow."""
     largest = jnp.max(size)
-    powers = (size / jnp.where(largest >= _TINY, largest, 1)) ** jnp.float32(exponent)
-    density = powers / jnp.mean(powers) + jnp.float32(offset)
-    return jnp.where(largest >= _TINY, density, 1)
+    powers = (size / jnp.where(largest >= _SMALLEST, largest, 1)) ** jnp.float32(exponent)
+    mean = jnp.mean(powers)
+    follows = (largest >= _SMALLEST) & (mean > 0)
+    density = powers / jnp.where(follows, mean, 1) + jnp.float32(offset)
+    return jnp.where(follows, density, 1)
 
 
 def _weighted(density: jax.Array) -> dict[str, jax.Array]:
