@@ -165,7 +165,7 @@ def test_components_count_together_by_the_root_of_their_squares():
 
 def test_residuals_may_be_large_and_small():
     expected = refreshed(rad(), ramp)["weights"]
-    for scale in (1e30, 1e-28):
+    for scale in (1e30, 1e-24):
         state = refreshed(rad(), lambda rows, scale=scale: scale * ramp(rows))
         np.testing.assert_allclose(state["weights"], expected, rtol=1e-3)
     for scale in (1e38, 1e-38):  # all alike to it
