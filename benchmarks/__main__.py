@@ -1,4 +1,4 @@
-"""Measure all figures, or the named groups: `python -m benchmarks [loop] [rival] [draw] [start] [saving]`."""
+"""Measure all figures, or the named groups: `python -m benchmarks [group] ...`."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the bars are for CPUs
 
 from benchmarks import _machine, _ratio
 
-GROUPS = ("loop", "rival", "draw", "start", "saving")
+GROUPS = ("loop", "rival", "draw", "start", "saving", "shuffles", "pools")
 
 
 def main() -> int:

@@ -17,15 +17,16 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
     ("_checks", "_types", "_pytrees", "errors", "determinism"),
-    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_lock"),
-    ("_rows", "geometries"),  # what the samplers of the next row share
+    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
+    ("_rows", "_weights", "geometries"),  # what the samplers of the next row share
     (
         *("samplers", "domains", "boxes", "balls", "composites", "sequences", "adaptive"),
         "balancers",
         *("module", "state", "contract", "auditing"),
     ),
+    ("hosted",),  # samplers of the row before, with their rows on the host
     ("manifest",),  # how the checkpoints of the next row store a state
-    ("sources", "step", "checkpoints"),
+    ("sources", "iterables", "step", "checkpoints"),
     ("loop", "refresh", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
     ("record",),  # what a run promises, and what it is held to
     ("looks",),  # what the trainer does between two chunks of the loop

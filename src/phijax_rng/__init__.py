@@ -24,11 +24,21 @@ from phijax_rng.errors import (
     SaveError,
 )
 from phijax_rng.geometries import Geometry
+from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
+from phijax_rng.iterables import IterableSource
 from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.pools import HostPool
 from phijax_rng.refresh import AdaptiveRefresh
-from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+from phijax_rng.samplers import (
+    AdaptiveSampler,
+    RandomRowSampler,
+    Sampler,
+    ShuffledRowSampler,
+    StepSampler,
+    WeightedRowSampler,
+    weighted_rows,
+)
 from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
@@ -48,13 +58,17 @@ __all__ = [
     "Chunk",
     "DamagedCheckpointError",
     "DataModule",
+    "DatasetSampler",
     "DirectoryInUseError",
     "Event",
     "FitResult",
     "Geometry",
     "HostPool",
+    "HostSampler",
+    "HostedRowSampler",
     "ImpureSourceError",
     "InitialSlab",
+    "IterableSource",
     "LatinHypercubeSampler",
     "LossBalancer",
     "LossModule",
@@ -69,6 +83,7 @@ __all__ = [
     "RunExistsError",
     "Sampler",
     "SaveError",
+    "ShuffledRowSampler",
     "SobolSampler",
     "SpaceTimeCylinder",
     "SpaceTimeSampler",
@@ -83,6 +98,7 @@ __all__ = [
     "TrainingBatchSource",
     "UniformDomainSampler",
     "Union",
+    "WeightedRowSampler",
     "advance",
     "deterministic_xla_flags",
     "initialize_train_state",
@@ -90,4 +106,5 @@ __all__ = [
     "keys",
     "require_deterministic_execution",
     "shuffle",
+    "weighted_rows",
 ]

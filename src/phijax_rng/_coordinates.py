@@ -40,7 +40,15 @@ def affine(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
         low: the same dtype, broadcasts against `u`.
         high: as `low`.
     """
-    return low + product(high - low, u, u)
+    return low + rounded((high - low) * u, u)
+
+
+def rounded(product: jax.Array, u: jax.Array) -> jax.Array:
+    """A product with `u` in [0, 1), float32 or float64, rounded before anything is added to it."""
+    word = _WORDS[str(product.dtype)]
+    zero = (u >= 2).astype(word)
+    bits = jax.lax.bitcast_convert_type(product, word) ^ zero
+    return jax.lax.bitcast_convert_type(bits, product.dtype)
 
 
 def product(left: jax.Array, right: jax.Array, u: jax.Array) -> jax.Array:
@@ -51,10 +59,7 @@ def product(left: jax.Array, right: jax.Array, u: jax.Array) -> jax.Array:
         right: likewise.
         u: values below 2, not known when the program is compiled; broadcasts against the product.
     """
-    value = left * right
-    word = _WORDS[str(value.dtype)]
-    rounded = jax.lax.bitcast_convert_type(value, word) ^ (u >= 2).astype(word)
-    return jax.lax.bitcast_convert_type(rounded, value.dtype)
+    return rounded(left * right, u)
 
 
 def circle(u: jax.Array) -> tuple[jax.Array, jax.Array]:

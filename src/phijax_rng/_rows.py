@@ -4,17 +4,22 @@
 agree. All functions may be traced.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from phijax_rng import _checks, shuffle
+from phijax_rng import _checks, _words, keys, shuffle
 from phijax_rng._types import BatchSize, KeyScalar
 
 METHODS = ("permutation", "sort")
 """How distinct rows are found: a keyed permutation, O(size); or a sort of all rows, as PhiJAX does."""
+
+ORDERS = ("random", "shuffled")
+"""Rows drawn afresh at every step; or every row once per epoch."""
 
 
 def num_rows(fields: Mapping[str, Any]) -> int:
@@ -29,6 +34,31 @@ def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) 
     if method == "sort":
         return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:size]
     return shuffle.permute_index(key, jnp.arange(size, dtype=jnp.int32), n)
+
+
+def draw_shuffled(key: KeyScalar, step: Any, size: int, n: int) -> jax.Array:
+    """The int32 indices at positions step·size to (step + 1)·size - 1 of the epochs of `range(n)`."""
+    size_word = jnp.asarray(np.uint32(size))
+    epoch, offset = _words.divide(*_words.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
+    place = jnp.arange(size, dtype=jnp.uint32)
+    index = offset + place % np.uint32(n)
+    which = place // np.uint32(n) + (index >= n)
+    words = _epoch_words(key, epoch, num_epochs(size, n), n)
+    # Where no end of the range is passed, the subtraction wraps to a huge number.
+    return shuffle.permute_among(words, which.astype(jnp.uint32), jnp.minimum(index, index - np.uint32(n)), n)
+
+
+def num_epochs(size: int, n: int) -> int:
+    """How many epochs a batch can touch: offsets into an epoch are multiples of gcd(size, n)."""
+    return (n - math.gcd(size, n) + size - 1) // n + 1
+
+
+def _epoch_words(key: KeyScalar, epoch: Any, count: int, n: int) -> jax.Array:
+    """The words of `count` epochs from the given one on, which is a number in two words."""
+    ahead = jnp.arange(count, dtype=jnp.uint32)
+    high, low = _words.add(jnp.broadcast_to(epoch[0], ahead.shape), epoch[1], ahead)
+    of_epoch = jax.vmap(lambda high, low: keys.fold_in(key, high, low))(high, low)
+    return keys.exact_vmap(lambda key: shuffle.draw_words(key, n))(of_epoch)
 
 
 def check_distinct(size: BatchSize, name: str, n: int) -> None:

@@ -2,8 +2,9 @@
 
 A source that says `traceable = True` is traced into the program. Any other callable is asked on the host
 with a Python int, one step after the other, ahead of time and in a thread of its own; its batches are
-stacked, and the program picks its step's slice. A NumPy callable would trace without complaint and
-freeze its first batch, so nothing is traced that does not ask for it.
+stacked, and the program picks its step's slice. A source that offers `stacked_batches(steps, count)` gives
+the batches of many steps at once. A NumPy callable would trace without complaint and freeze its first batch,
+so nothing is traced that does not ask for it.
 
 Both give the same batch at every step, whatever the stack size and wherever the host looks in.
 """
@@ -44,8 +45,9 @@ class HostFeed:
         source: the first stack, whose structure and shapes every other stack has.
     """
 
-    def __init__(self, source: Any, start: int, stop: int):
+    def __init__(self, source: Any, start: int, stop: int, device: Any = None):
         self._ask = source
+        self._device = device
         self._stop = stop
         first = source(start)
         self._count = _stack_size(first)
@@ -70,12 +72,21 @@ class HostFeed:
         steps = range(start, min(start + self._count, self._stop))
         if not steps:
             return None
+        together = getattr(self._ask, "stacked_batches", None)
+        if together is None:
+            stacked = self._drawn_alone(steps, first)
+        else:
+            stacked = _columns(together(steps, self._count), self._names, start)
+        # The stack's size is part of the program; what fills it up behind the last step is never read.
+        stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
+        # Copied to the device by this thread, beside the loop.
+        return jax.device_put(StackedBatches(np.int32(start), stacked, self._names), self._device)
+
+    def _drawn_alone(self, steps: range, first: Any) -> Any:
+        start = steps.start
         batches = [first if first is not None and step == start else self._ask(step) for step in steps]
         columns = [_columns(batch, self._names, step) for batch, step in zip(batches, steps, strict=True)]
-        # The stack's size is part of the program; what fills it up behind the last step is never read.
-        columns += [columns[-1]] * (self._count - len(columns))
-        stacked = jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
-        return StackedBatches(np.int32(start), stacked, self._names)
+        return jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
 
 
 @_pytrees.record(data=("start", "batches"), meta=("names",))
@@ -106,12 +117,12 @@ class StackedBatches:
         return picked if self.names is None else dict(zip(self.names, picked, strict=True))
 
 
-def make_feed(source: Any, start: int, stop: int) -> ResidentFeed | HostFeed:
-    """The feed for a source: resident if it says it is traceable."""
+def make_feed(source: Any, start: int, stop: int, device: Any = None) -> ResidentFeed | HostFeed:
+    """The feed for a source, for this device: resident if it says it is traceable."""
     _checks.function(source, "source")
     if getattr(source, "traceable", False):
         return ResidentFeed(source)
-    return HostFeed(source, start, stop)
+    return HostFeed(source, start, stop, device)
 
 
 def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
@@ -136,6 +147,12 @@ def _stack(leaves: tuple[Any, ...], start: int) -> np.ndarray[Any, Any]:
                 "Return batches of one size."
             )
     return np.stack(arrays)
+
+
+def _filled(leaf: Any, count: int) -> Any:
+    """With the last entry repeated until there are `count`."""
+    missing = count - len(leaf)
+    return leaf if not missing else np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)])
 
 
 def _stack_size(batch: Any) -> int:

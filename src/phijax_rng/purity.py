@@ -16,12 +16,14 @@ from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
 from phijax_rng.geometries import GeometrySampler
-from phijax_rng.samplers import RandomRowSampler
+from phijax_rng.hosted import HostedRowSampler
+from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, ask
 
 _PURE = (
-    *(RandomRowSampler, SpaceTimeSampler, UniformDomainSampler),
+    *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
+    *(SpaceTimeSampler, UniformDomainSampler),
     *(GeometrySampler, SobolSampler, LatinHypercubeSampler),
     *(ResidualDistributionSampler, ResidualRefinementSampler),
 )

@@ -37,6 +37,12 @@ from phijax_rng._types import KeyScalar
 
 Words: TypeAlias = UInt32[Array, "..."]
 
+_Turns: TypeAlias = Words | list[list[Words]]
+"""The words of one round, an array of shape (2, 2) or arrays in lists of these lengths."""
+
+# Up to here one of a few numbers is selected in registers, which is several times faster than a gather.
+_MOST_SELECTED = 4
+
 
 class _Grid(NamedTuple):
     """`rows` × `columns` cells, of which the last row has the first `last_row`."""
@@ -82,13 +88,55 @@ def invert_index(key: KeyScalar, index: Integer[ArrayLike, "*shape"], n: int) ->
 @functools.partial(jax.jit, static_argnames=("n", "inverse"))
 def _apply(key: KeyScalar, index: Array, n: int, *, inverse: bool) -> Array:
     grid = _grid(n)
-    words = jax.random.bits(key, (grid.rounds, 2, 2), jnp.uint32)
+    words = draw_words(key, n)
     # A loop of fixed length is one small kernel per round; unrolled, XLA:CPU splits the rounds into
     # slower ones. It carries one array, not a row and a column: two independent ones make XLA:CPU
     # run parts of the program on other threads for some n (1024 indices: 55 µs instead of 17).
     turn = functools.partial(_round_back if inverse else _round, grid)
     moved, _ = jax.lax.scan(turn, _clamped(index, n), words, reverse=inverse)
     return moved.astype(jnp.int32)
+
+
+def draw_words(key: KeyScalar, n: int) -> UInt32[Array, "rounds 2 2"]:
+    """The random words that make up the permutation of `range(n)` that belongs to `key`."""
+    return jax.random.bits(key, (_grid(n).rounds, 2, 2), jnp.uint32)
+
+
+def permute_among(
+    words: UInt32[Array, "keys rounds 2 2"],
+    which: UInt32[Array, "*shape"],
+    index: UInt32[Array, "*shape"],
+    n: int,
+) -> Int32[Array, "*shape"]:
+    """Where each index is taken by a permutation of its own, one of a few; for rows across an epoch's end.
+
+    Args:
+        words: from `draw_words`, one entry for each permutation.
+        which: the entry for each index. May be traced, is not checked.
+        index: indices in [0, n). May be traced, is not checked.
+        n: as in `permute_index`.
+    """
+    grid = _grid(n)
+
+    def turn(cell: Words, words: Words) -> tuple[Words, None]:
+        return _round(grid, cell, _chosen(words, which))
+
+    moved, _ = jax.lax.scan(turn, index, jnp.moveaxis(words, 0, -1))
+    return moved.astype(jnp.int32)
+
+
+def _chosen(words: UInt32[Array, "2 2 keys"], which: Words) -> list[list[Words]]:
+    """The four words of one round for each index, out of those of every permutation."""
+
+    def pick(of_keys: Words) -> Words:
+        if len(of_keys) > _MOST_SELECTED:
+            return of_keys[which]
+        chosen = of_keys[0]
+        for number in range(1, len(of_keys)):
+            chosen = jnp.where(which == np.uint32(number), of_keys[number], chosen)
+        return chosen
+
+    return [[pick(words[turn, half]) for half in range(2)] for turn in range(2)]
 
 
 def _grid(n: int) -> _Grid:
@@ -116,14 +164,14 @@ def _num_rounds(rows: int) -> int:
     return next(rounds for rounds in range(5, 15) if rows ** (2 * rounds - 3) >= 2**24)
 
 
-def _round(grid: _Grid, cell: Words, words: Words) -> tuple[Words, None]:
+def _round(grid: _Grid, cell: Words, words: _Turns) -> tuple[Words, None]:
     row, column = _place(grid, cell)
     column = _turned(column, _row_length(grid, row), _hash(row, words[0]))
     row = _turned(row, _column_length(grid, column), _hash(column, words[1]))
     return row * grid.columns + column, None
 
 
-def _round_back(grid: _Grid, cell: Words, words: Words) -> tuple[Words, None]:
+def _round_back(grid: _Grid, cell: Words, words: _Turns) -> tuple[Words, None]:
     row, column = _place(grid, cell)
     row = _turned_back(row, _column_length(grid, column), _hash(column, words[1]))
     column = _turned_back(column, _row_length(grid, row), _hash(row, words[0]))
@@ -154,7 +202,7 @@ def _turned_back(position: Words, length: Words, hashed: Words) -> Words:
     return jnp.minimum(moved, moved + length)
 
 
-def _hash(line: Words, words: Words) -> Words:
+def _hash(line: Words, words: Words | list[Words]) -> Words:
     """A strong mix of 32 bits: lowbias32, keyed before each of its two halves.
 
     Constants of Chris Wellons, "Prospecting for Hash Functions" (2018), https://nullprogram.com.

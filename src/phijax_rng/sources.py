@@ -23,11 +23,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import _checks, _pytrees, keys
 from phijax_rng._types import Batches, BatchSize, BatchSizes, KeyScalar, Step
-from phijax_rng.samplers import AdaptiveSampler, RandomRowSampler, Sampler, StepSampler
+from phijax_rng.hosted import INDEX, HostSampler, make_sampler, place
+from phijax_rng.samplers import AdaptiveSampler, Sampler, StepSampler
 
 
 @runtime_checkable
@@ -36,8 +38,9 @@ class TrainingBatchSource(Protocol):
 
     Optional members: `prepare(device)` returns the source as it should be asked; `traceable = True`
     promises that it is pure in the step and may be traced; `sample(key, batch_sizes)` draws diagnostics;
-    `describe()` returns plain data for the contract. A source that does not say it is traceable is
-    asked on the host, with a Python int.
+    `describe()` returns plain data for the contract; `stacked_batches(steps, count)` draws the batches of a
+    range of steps at once, with a leading axis of steps, see `NamedBatchSource`. A source that does not
+    say it is traceable is asked on the host, with a Python int.
     """
 
     def __call__(self, step: Any) -> Any:
@@ -55,6 +58,9 @@ class NamedBatchSource:
     with an int it runs a program that is compiled once; called with a traced step it is traced into
     the caller's program.
 
+    With a `HostSampler` among the samplers it is not `traceable`: row numbers are drawn on the device by
+    the same keys, and rows are fetched on the host. The batches are those of the resident sampler.
+
     Attributes:
         names: the samplers' names, in declaration order.
         key: the sampling key, shape `()`.
@@ -65,13 +71,11 @@ class NamedBatchSource:
     _samplers: tuple[Any, ...]
     _sizes: tuple[BatchSize, ...]
 
-    traceable = True
-
     def __init__(self, samplers: Mapping[str, Any], batch_sizes: BatchSizes, key: KeyScalar):
         """A source that draws from these samplers, in the order of the mapping.
 
         Args:
-            samplers: name -> `Sampler`, `StepSampler` or `AdaptiveSampler`.
+            samplers: name -> `Sampler`, `StepSampler`, `AdaptiveSampler` or `HostSampler`.
             batch_sizes: name -> positive int, or `"all"` for every row of a finite pool in its order
                 (which still spends its key). The same names as `samplers`.
             key: the sampling key, one typed key.
@@ -97,36 +101,53 @@ class NamedBatchSource:
         names: tuple[str, ...] | None = None,
         replace: bool = True,
         method: str = "permutation",
+        order: str = "random",
+        weights: Mapping[str, Any] | None = None,
         sort_axes: Mapping[str, int | None] | None = None,
+        resident: bool | str = "auto",
     ) -> "NamedBatchSource":
-        """A source of random rows of finite pools.
+        """A source of rows of finite pools.
 
         Args:
-            pools: name -> `HostPool`, or mapping from field name to array.
+            pools: name -> `HostPool`, or mapping from field name to array, or a dataset (`len`, `[i]`), which
+                always stays on the host; see `DatasetSampler`.
             batch_sizes: name -> positive int or `"all"`.
             key: the sampling key, one typed key.
             names: which pools to draw from, in this order; the order of `batch_sizes` when left out.
             replace: whether a row may appear twice in one batch.
             method: how distinct rows are found, see `RandomRowSampler`.
+            order: `"random"` for rows drawn afresh at every step, `"shuffled"` for every row once per epoch,
+                see `ShuffledRowSampler`.
+            weights: name -> one weight for each row of that pool, see `WeightedRowSampler`.
             sort_axes: name -> column of `inputs` to sort that pool's batches by.
+            resident: `True` puts every pool on the device, `False` leaves every pool on the host, `"auto"`
+                puts there, the smallest first, what together fits into half of the device's memory (2 GiB
+                where the device does not tell). It moves no batch. A source with a pool on the host cannot
+                be traced.
 
         Raises:
             TypeError: not mappings by name, or fields that are not arrays of numbers.
-            ValueError: a name without a pool or a size, or a size that a pool cannot serve.
+            ValueError: a name without a pool or a size, a size that a pool cannot serve, or options that
+                contradict each other.
         """
         _checks.mapping(pools, "pools")
         _checks.mapping(batch_sizes, "batch_sizes")
         if names is None:
             _require_sizes(pools, batch_sizes)
         chosen = _checks.names(tuple(batch_sizes) if names is None else names, "names")
-        sort_axes = dict(sort_axes or {})
+        sort_axes, weights = dict(sort_axes or {}), dict(weights or {})
         for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
             _require_names(chosen, given, label)
         _require_known(sort_axes, pools, "sort_axes")
+        _require_known(weights, pools, "weights")
+        options: dict[str, Any] = {"replace": replace, "method": method, "order": order}
         samplers = {
-            name: RandomRowSampler(pools[name], replace=replace, method=method, sort_axis=sort_axes.get(name))
+            name: make_sampler(
+                pools[name], name, weights=weights.get(name), sort_axis=sort_axes.get(name), **options
+            )
             for name in chosen
         }
+        samplers = place(samplers, resident)
         return cls(samplers, {name: batch_sizes[name] for name in chosen}, key)
 
     @property
@@ -139,6 +160,11 @@ class NamedBatchSource:
         """The sizes by name, in declaration order."""
         return dict(zip(self.names, self._sizes, strict=True))
 
+    @property
+    def traceable(self) -> bool:
+        """Whether a compiled program can draw the batches: no sampler fetches its rows on the host."""
+        return not self._hosted
+
     def __call__(self, step: Step, sampler_state: Mapping[str, Any] | None = None) -> Batches:
         """The batches of a step, in declaration order.
 
@@ -150,16 +176,52 @@ class NamedBatchSource:
             `{name: {field: array of shape (size, ...)}}`.
 
         Raises:
-            TypeError: `step` is not a whole number (`True`, `1.5`).
+            TypeError: `step` is not a whole number (`True`, `1.5`), or traced where rows lie on the host.
             ValueError: `step` is out of range, or the state of an adaptive sampler is missing.
         """
         if self._adaptive_names:
             _require_states(self._adaptive_names, sampler_state or {})
         if isinstance(step, jax.core.Tracer) or self._is_traced:
+            self._require_traceable()
             return _draw(self, step, dict(sampler_state or {}))
         number = _checks.step_number(step)
         draw, leaves = self._compiled
-        return dict(zip(self.names, draw(leaves, number, dict(sampler_state or {})), strict=True))
+        drawn = draw(leaves, number, dict(sampler_state or {}))
+        return self._gathered(dict(zip(self.names, drawn, strict=True)))
+
+    def stacked_batches(self, steps: range, count: int) -> Batches:
+        """The batches of consecutive steps, with a leading axis of steps; row numbers in one program.
+
+        Args:
+            steps: at least one step, one after the other, of [0, 2**31).
+            count: how many steps are drawn, at least as many; each count is a program.
+        """
+        draw, leaves = self._compiled_steps
+        first = min(steps.start, 2**31 - count)
+        drawn = draw(leaves, np.int32(first), count)
+        wanted = slice(steps.start - first, steps.start - first + len(steps))
+        batches = {
+            name: jax.tree.map(lambda leaf: leaf[wanted], rows)
+            for name, rows in zip(self.names, drawn, strict=True)
+        }
+        return self._gathered(batches)
+
+    def _gathered(self, batches: Batches) -> Batches:
+        """With the rows in place of their numbers, where a sampler fetches them on the host."""
+        for name, sampler in self._hosted.items():
+            batches[name] = sampler.gather(np.asarray(batches[name][INDEX]))
+        return batches
+
+    def _require_traceable(self) -> None:
+        for name in self._hosted:
+            raise TypeError(
+                f"the rows of {name!r} lie on the host and cannot be drawn under tracing. "
+                "Ask source(step) with an int, or build the source with resident=True."
+            )
+
+    @functools.cached_property
+    def _hosted(self) -> dict[str, Any]:
+        return {name: sampler for name, sampler in self.samplers.items() if isinstance(sampler, HostSampler)}
 
     @functools.cached_property
     def _adaptive_names(self) -> tuple[str, ...]:
@@ -174,10 +236,24 @@ class NamedBatchSource:
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[..., Any], list[jax.Array]]:
         """The compiled draw and its arrays, placed on the default device by the first eager call."""
-        leaves, structure = jax.tree.flatten(self)
+        leaves, structure = jax.tree.flatten(self._drawing)
         # The first call may come while something else is traced; what is remembered must outlive that.
         with jax.ensure_compile_time_eval():
             return _compiled_draw(structure), [jax.device_put(_in_memory(leaf)) for leaf in leaves]
+
+    @property
+    def _compiled_steps(self) -> tuple[Callable[..., Any], list[jax.Array]]:
+        return _compiled_stack(jax.tree.structure(self._drawing)), self._compiled[1]
+
+    @property
+    def _drawing(self) -> "NamedBatchSource":
+        """The source without the rows that lie on the host: programs are kept, and would keep those."""
+        samplers = tuple(held.chooser if isinstance(held, _Hosted) else held for held in self._samplers)
+        bare = object.__new__(NamedBatchSource)
+        for name, value in (("names", self.names), ("_sizes", self._sizes), ("key", self.key)):
+            object.__setattr__(bare, name, value)
+        object.__setattr__(bare, "_samplers", samplers)
+        return bare
 
     def sample(self, key: KeyScalar, batch_sizes: BatchSizes | None = None) -> Batches:
         """Batches from an explicit key, as `split(key, n)` deals it out; for diagnostics.
@@ -199,8 +275,11 @@ class NamedBatchSource:
             raise ValueError(
                 f"sampler {name!r} needs its state to draw. Call the source with a step and its state."
             )
-        source = jax.tree.map(_in_memory, self)
-        return dict(zip(self.names, _sample(source, tuple(sizes.values()), key), strict=True))
+        if isinstance(key, jax.core.Tracer):
+            self._require_traceable()
+        source = jax.tree.map(_in_memory, self._drawing)
+        drawn = _sample(source, tuple(sizes.values()), key)
+        return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
     def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
         """The key of each sampler at a step, by name. `step` may be traced."""
@@ -259,6 +338,16 @@ class HostSource:
         with self._lock:
             return self._source(step)
 
+    @property
+    def stacked_batches(self) -> Callable[[range, int], Any] | None:
+        """`stacked_batches` of the source it holds, asked by one thread at a time; `None` if it has none."""
+        inner = getattr(self._source, "stacked_batches", None)
+        return None if inner is None else functools.partial(self._alone, inner)
+
+    def _alone(self, inner: Callable[[range, int], Any], steps: range, count: int) -> Any:
+        with self._lock:
+            return inner(steps, count)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
@@ -275,7 +364,7 @@ class PoolDataModule:
     Attributes:
         pools: name -> `HostPool`, or mapping from field name to array.
         batch_sizes: name -> positive int or `"all"`.
-        options: more arguments of `NamedBatchSource.from_pools` (`replace`, `method`, `sort_axes`).
+        options: more arguments of `NamedBatchSource.from_pools` (`replace`, `order`, `resident`, ...).
     """
 
     pools: Mapping[str, Any]
@@ -323,6 +412,18 @@ def _compiled_draw(structure: Any) -> Callable[..., Any]:
     return jax.jit(draw)
 
 
+@functools.lru_cache(maxsize=256)
+def _compiled_stack(structure: Any) -> Callable[..., Any]:
+    """The same of consecutive steps, one turn of a loop for each."""
+
+    def draw(leaves: list[jax.Array], first: jax.Array, count: int) -> tuple[Any, ...]:
+        source = jax.tree.unflatten(structure, leaves)
+        steps = first + jnp.arange(count, dtype=jnp.int32)
+        return jax.lax.map(lambda step: tuple(_draw(source, step, {}).values()), steps)
+
+    return jax.jit(draw, static_argnums=2)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def _sample(source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar) -> tuple[Any, ...]:
     split = _split(key, len(source.names))
@@ -352,12 +453,24 @@ class _Opaque:
         self.holder = _Same(sampler)
 
 
+@_pytrees.record(data=("chooser",), meta=("holder",))
+class _Hosted:
+    """A sampler whose rows lie on the host: what draws their numbers, and what fetches them."""
+
+    def __init__(self, sampler: Any):
+        self.chooser = sampler.chooser
+        self.holder = _Same(sampler)
+
+
 def _held(sampler: Any) -> Any:
+    if isinstance(sampler, HostSampler):
+        return _Hosted(sampler)
     return _Opaque(sampler) if jax.tree_util.all_leaves([sampler]) else sampler
 
 
 def _sampler(held: Any) -> Any:
-    return held.holder.value if isinstance(held, _Opaque) else held
+    """The sampler as it was given."""
+    return held.holder.value if isinstance(held, (_Opaque, _Hosted)) else held
 
 
 def _split(key: KeyScalar, count: int) -> list[KeyScalar]:

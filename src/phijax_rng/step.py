@@ -8,8 +8,8 @@ the usual one; a custom training plan is another.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,21 @@ class TrainStep(Protocol):
         ...
 
 
+@_pytrees.record(data=("values",), meta=("names",))
+class _Pairs:
+    """A mapping that keeps its order through JAX's transformations."""
+
+    def __init__(self, named: Mapping[str, Any]):
+        self.names = tuple(named)
+        self.values = tuple(named.values())
+
+    def named(self) -> dict[str, Any]:
+        return dict(zip(self.names, self.values, strict=True))
+
+
+_Evaluated: TypeAlias = tuple[Any, _Pairs, _Pairs]
+
+
 @dataclasses.dataclass(frozen=True)
 class LossTrainStep:
     """The update of a `LossModule` by an Optax transformation.
@@ -46,15 +61,23 @@ class LossTrainStep:
     Transformations that want more than gradients (`value`, `grad`, `value_fn`, as line searches
     and plateau schedules do) receive it.
 
+    With micro-batches, row i of a batch of b rows belongs to micro-batch `i // (b / microbatches)`. They are
+    evaluated one after the other, the j-th with the key `split(key, microbatches)[j]`, and each loss is the
+    mean of its values; the balancer combines these means. Variables are carried from one to the next.
+    Diagnostics in floating point are means, others those of the last. The gradient is that of the whole, and
+    each micro-batch is evaluated again for it (`jax.checkpoint`), so that one is held at a time.
+
     Attributes:
         module: the losses.
         optimizer: an Optax `GradientTransformation`.
         balancer: combines the losses; the plain sum for `None`.
+        microbatches: into how many slices of equal size each batch is cut; it must divide every size.
     """
 
     module: LossModule
     optimizer: Any
     balancer: LossBalancer | None = None
+    microbatches: int = 1
 
     def __call__(self, state: TrainState, batches: Batches, key: KeyScalar) -> tuple[TrainState, StepOutput]:
         """See `TrainStep`; the recorded losses are `total_loss`, then each loss by name."""
@@ -62,11 +85,8 @@ class LossTrainStep:
 
         def objective(params: Any) -> tuple[jax.Array, Any]:
             model_state = merge(params, state.model_state)
-            output = self.module.evaluate(model_state, batches, key)
-            total = self._combine(output.losses, state.balancer_state)
-            variables = _replaced_leaves(output.model_state, model_state)
-            # JAX would hand a dict back in sorted order.
-            return total, (variables, _Pairs(output.losses), _Pairs(output.diagnostics))
+            variables, losses, diagnostics = self._evaluate(model_state, batches, key)
+            return self._combine(losses.named(), state.balancer_state), (variables, losses, diagnostics)
 
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics = aux
@@ -88,6 +108,21 @@ class LossTrainStep:
         recorded = {TOTAL: total, **losses.named()}
         return following, StepOutput(recorded, diagnostics=diagnostics.named())
 
+    def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
+        """The replaced leaves of the model state, the losses and the diagnostics of a step."""
+
+        def evaluate(variables: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
+            given = merge(variables, model_state)
+            output = self.module.evaluate(given, batches, key)
+            replaced = _replaced_leaves(output.model_state, given)
+            # JAX would hand a dict back in sorted order.
+            return replaced, _Pairs(output.losses), _Pairs(output.diagnostics)
+
+        if self.microbatches == 1:
+            return evaluate(_none_of(model_state), batches, key)
+        slices = _Pairs({name: _sliced(rows, name, self.microbatches) for name, rows in batches.items()})
+        return _one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
+
     def _combine(self, losses: Mapping[str, jax.Array], balancer_state: Any) -> jax.Array:
         balancer = self.balancer or StaticLossBalancer()
         _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
@@ -103,16 +138,50 @@ class LossTrainStep:
         return total
 
 
-@_pytrees.record(data=("values",), meta=("names",))
-class _Pairs:
-    """A mapping that keeps its order through JAX's transformations."""
+def _one_by_one(
+    evaluate: Callable[..., _Evaluated], model_state: Any, slices: _Pairs, keys: Any
+) -> _Evaluated:
+    """`evaluate` over the micro-batches, in order; losses averaged, variables carried."""
 
-    def __init__(self, named: Mapping[str, Any]):
-        self.names = tuple(named)
-        self.values = tuple(named.values())
+    def turn(variables: Any, inputs: Any) -> Any:
+        rows, own_key = inputs
+        replaced, losses, diagnostics = evaluate(variables, rows.named(), own_key)
+        return replaced, (losses, diagnostics)
 
-    def named(self) -> dict[str, Any]:
-        return dict(zip(self.names, self.values, strict=True))
+    # Which leaves the losses replace is only known once they have been traced.
+    first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
+    carried = jax.eval_shape(turn, _none_of(model_state), first)[0]
+    start = jax.tree.map(
+        lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=_is_none
+    )
+    variables, outputs = jax.lax.scan(jax.checkpoint(turn), start, (slices, keys))
+    losses, diagnostics = jax.tree.map(_summary, outputs)
+    return variables, losses, diagnostics
+
+
+def _sliced(rows: Any, name: str, count: int) -> Any:
+    """Every array of a batch with a leading axis of micro-batches."""
+
+    def cut(path: Any, array: Any) -> jax.Array:
+        if not jnp.ndim(array) or jnp.shape(array)[0] % count:
+            where = f"batches[{name!r}]{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"microbatches={count} must divide every batch, and {where} has shape {jnp.shape(array)}. "
+                "Pick sizes that it divides."
+            )
+        return jnp.reshape(array, (count, -1, *jnp.shape(array)[1:]))
+
+    return jax.tree_util.tree_map_with_path(cut, rows)
+
+
+def _summary(values: jax.Array) -> jax.Array:
+    """The mean of a number over the micro-batches; the last one where it is not floating."""
+    return jnp.mean(values, axis=0) if jnp.issubdtype(values.dtype, jnp.inexact) else values[-1]
+
+
+def _none_of(model_state: Any) -> Any:
+    """`model_state` with `None` in place of every leaf."""
+    return jax.tree.map(lambda leaf: None, model_state)
 
 
 def _is_none(leaf: Any) -> bool:
@@ -132,7 +201,7 @@ def _descent_direction(grad: Any, variable: Any) -> Any:
 def _replaced_leaves(returned: Any, given: Any) -> Any:
     """The leaves of `returned` that are not those of `given`; `None` in place of the others."""
     if returned is None:
-        return jax.tree.map(lambda leaf: None, given)
+        return _none_of(given)
     _require_same_structure(returned, given)
 
     def replaced(new: Any, old: Any) -> Any:

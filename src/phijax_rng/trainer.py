@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from phijax_rng import _checks, contract, environment, keys, starts
@@ -20,6 +20,7 @@ from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.feeds import make_feed
+from phijax_rng.iterables import IterableSource
 from phijax_rng.looks import Looks
 from phijax_rng.loop import POLICIES, Pace, TrainLoop, default_device
 from phijax_rng.module import DataModule, LossModule
@@ -77,6 +78,8 @@ class Trainer:
             result with `interrupted=True`, as a SIGINT always does.
         chunk_size: updates between two looks of the host; chosen by the clock for `None`.
         device: where to run; JAX's default device for `None`.
+        microbatches: into how many slices each batch is cut, one evaluated after the other, so that the
+            activations of one slice are held at a time; see `LossTrainStep`. It moves no row.
 
     Raises:
         TypeError: a count is not a whole number, or `checkpoints` is not a `Checkpoints`.
@@ -93,10 +96,12 @@ class Trainer:
     on_sigterm: str = "exit"
     chunk_size: int | None = None
     device: Any = None
+    microbatches: int = 1
 
     def __post_init__(self) -> None:
         _checks.step_number(self.max_steps, "max_steps")
         _checks.positive(self.log_every_n_steps, "log_every_n_steps")
+        _checks.positive(self.microbatches, "microbatches")
         _checks.flag(self.progress, "progress")
         _checks.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
         _checks.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
@@ -158,7 +163,7 @@ class Trainer:
                 restored, source = _restored(start, fresh, on_change, module=module, datamodule=datamodule)
                 run = _Run(
                     module=module,
-                    train_step=LossTrainStep(module, optimizer, balancer),
+                    train_step=LossTrainStep(module, optimizer, balancer, self.microbatches),
                     streams=fresh,
                     state=restored.state,
                     source=source,
@@ -191,7 +196,7 @@ class Trainer:
             optimizer: the transformation the state was initialised with; or else
             train_step: a custom update, see `TrainStep`.
             datamodule: makes the source from `state.sampling_key`; or else
-            source: the batches, `step -> batches`.
+            source: the batches, `step -> batches`; or an iterable of them, see `IterableSource`.
 
         Raises:
             TypeError: both or neither of `optimizer` and `train_step`, or of `datamodule` and `source`.
@@ -203,6 +208,11 @@ class Trainer:
         if train_step is None:
             _require_module(module, balancer)
             _require_optimizer(optimizer)
+        elif self.microbatches != 1:
+            raise ValueError(
+                f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
+                "is another update. Cut them there, or pass an optimizer."
+            )
         if source is None:
             _require_datamodule(datamodule)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
@@ -216,7 +226,7 @@ class Trainer:
             )
             run = _Run(
                 module=module,
-                train_step=train_step or LossTrainStep(module, optimizer, balancer),
+                train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
                 streams=state,
                 state=restored.state,
                 source=source,
@@ -293,7 +303,7 @@ class Trainer:
             return
         _require_inside(run.source)
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
-        feed = make_feed(run.source, looks.step, self.max_steps)
+        feed = make_feed(run.source, looks.step, self.max_steps, self.device or default_device())
         try:
             _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
@@ -342,6 +352,8 @@ class _Run:
     def placed(self, device: Any) -> "_Run":
         """With the source as it wants to be asked on this device."""
         source = self.source
+        if not callable(source) and isinstance(source, Iterable):
+            source = IterableSource(source)
         if callable(getattr(source, "prepare", None)):
             source = source.prepare(device or default_device())
         if not getattr(source, "traceable", False):
@@ -355,9 +367,14 @@ class _Run:
             sampling_key=self.streams.sampling_key,
             balancer_key=self.streams.balancer_key,
             source=self.source,
-            training={**self.training, "on_nonfinite": trainer.on_nonfinite},
+            training={**self.training, "on_nonfinite": trainer.on_nonfinite, **_cut(trainer.microbatches)},
             environment=environment.describe(trainer.device or default_device()),
         )
+
+
+def _cut(microbatches: int) -> dict[str, int]:
+    """What the contract says of micro-batches: nothing where a batch is taken whole."""
+    return {} if microbatches == 1 else {"microbatches": microbatches}
 
 
 def _result(run: _Run, looks: Looks, first: int, max_steps: int, signalled: bool) -> FitResult:

@@ -15,6 +15,7 @@ from phijax_rng import (
     RandomRowSampler,
     SpaceTimeSampler,
     UniformDomainSampler,
+    WeightedRowSampler,
     keys,
 )
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
@@ -183,6 +184,8 @@ PREFIXED = {
     "rows with replacement": RandomRowSampler(rows_of(1000)),
     "rows by permutation": RandomRowSampler(rows_of(1000), replace=False),
     "rows by sorting": RandomRowSampler(rows_of(1000), replace=False, method="sort"),
+    "weighted rows": WeightedRowSampler(rows_of(1000), np.arange(1000) % 7),
+    "weighted rows, distinct": WeightedRowSampler(rows_of(1000), np.arange(1000) % 7, replace=False),
     "box": UniformDomainSampler([(0.1, 0.7), (-1.7, 1.7)]),
     "space-time": SpaceTimeSampler({"inputs": np.ones((9, 2), np.float32)}, (0.0, 0.6), sort_axis=None),
 }

@@ -19,12 +19,16 @@ import pytest
 
 from phijax_rng import (
     Checkpoints,
+    DatasetSampler,
+    HostedRowSampler,
     LossModule,
     NamedBatchSource,
     RandomRowSampler,
+    ShuffledRowSampler,
     SpaceTimeSampler,
     Trainer,
     UniformDomainSampler,
+    WeightedRowSampler,
     contract,
     initialize_train_state,
     keys,
@@ -48,6 +52,7 @@ class Case:
         fixed: whether every step is meant to get the same rows.
         state: `state(sampler, key)` of a sampler that keeps one, else `None`.
         on_host: whether its rows are fetched on the host, so that it cannot be traced.
+        kind: what the contract calls it, if that is not its class.
         arguments: more arguments of `Trainer.fit_state`, by which the state is refreshed.
     """
 
@@ -58,6 +63,7 @@ class Case:
     fixed: bool = False
     state: Callable[[Any, Any], Any] | None = None
     on_host: bool = False
+    kind: str | None = None
     arguments: Any = dataclasses.field(default_factory=dict)
 
 
@@ -77,6 +83,13 @@ TOO_MANY = (
     "size must be at most the 1000 rows of the pool when replace=False, got 1001. "
     "Use 'all', a smaller size, or replace=True."
 )
+
+WEIGHTS = np.arange(1000) % 7  # every seventh row is never drawn
+
+
+def elements(n):
+    return [{"inputs": np.float32([i / n]), "index": np.int32(i)} for i in range(n)]
+
 
 CASES = {
     "rows with replacement": Case(
@@ -114,6 +127,71 @@ CASES = {
                 "sort_axis must be in [0, 1), got 1. Pick a number inside the range.",
             ),
         ),
+    ),
+    "shuffled rows": Case(
+        lambda: ShuffledRowSampler(rows_of(100)),
+        16,
+        lambda: RandomRowSampler(rows_of(100)),
+        ((lambda: ShuffledRowSampler({"inputs": np.zeros((0, 1))}), ValueError, NO_ROWS),),
+    ),
+    "weighted rows": Case(
+        lambda: WeightedRowSampler(rows_of(1000), WEIGHTS),
+        16,
+        lambda: WeightedRowSampler(rows_of(1000), WEIGHTS + 1),
+        (
+            (
+                lambda: WeightedRowSampler(rows_of(3), [1.0, -0.5, 2.0]),
+                ValueError,
+                "weights[1] must be finite and not negative, got -0.5. "
+                "Use 0 for a row that must not be drawn.",
+            ),
+            (
+                lambda: WeightedRowSampler(rows_of(3), [0, 0, 0]),
+                ValueError,
+                "weights must have a positive entry, got 3 zeros. Nothing could be drawn.",
+            ),
+        ),
+    ),
+    "weighted rows without replacement": Case(
+        lambda: WeightedRowSampler(rows_of(1000), WEIGHTS, replace=False),
+        16,
+        lambda: WeightedRowSampler(rows_of(1000), WEIGHTS),
+        (
+            (
+                lambda: WeightedRowSampler(rows_of(4), [1, 0, 2, 0], replace=False).check_size(3, "size"),
+                ValueError,
+                "size must be at most the 2 rows of positive weight when replace=False, got 3. "
+                "Use a smaller size, more positive weights, or replace=True.",
+            ),
+        ),
+    ),
+    "shuffled rows on the host": Case(
+        lambda: HostedRowSampler(ShuffledRowSampler(rows_of(100))),
+        16,
+        lambda: HostedRowSampler(RandomRowSampler(rows_of(100))),
+        (
+            (
+                lambda: HostedRowSampler(5),
+                TypeError,
+                "sampler must be a sampler of rows of a pool, got 5. "
+                "Pass a RandomRowSampler, ShuffledRowSampler or WeightedRowSampler.",
+            ),
+        ),
+        kind="ShuffledRowSampler",  # the same draws, so the same contract
+        on_host=True,
+    ),
+    "a dataset": Case(
+        lambda: DatasetSampler(elements(100), order="shuffled"),
+        16,
+        lambda: DatasetSampler(elements(101), order="shuffled"),
+        (
+            (
+                lambda: DatasetSampler([]),
+                ValueError,
+                "len(dataset) must be in [1, 2**31), got 0. Pick a number inside the range.",
+            ),
+        ),
+        on_host=True,
     ),
     "all rows": Case(
         lambda: RandomRowSampler(rows_of(20)),
@@ -200,8 +278,15 @@ def test_the_next_step_has_another_batch_unless_the_rows_are_fixed(case):
 @every
 def test_eager_jitted_and_scanned_batches_are_the_same_bits(case):
     source, state = source_of(case), state_of(case)
-    if case.on_host:
-        pytest.skip("its rows are fetched on the host: nothing of it is traced but the row numbers")
+    if case.on_host:  # only its row numbers are drawn in a program, one of which serves many steps
+        alone = [draw(case, step, source) for step in range(STEP, STEP + 3)]
+        same(
+            source.stacked_batches(range(STEP, STEP + 3), 4)["rows"],
+            jax.tree.map(lambda *rows: np.stack(rows), *alone),
+        )
+        with pytest.raises(TypeError, match=r"^the rows of 'rows' lie on the host"):
+            jax.jit(source)(STEP)
+        return
 
     def at(source, state, step):
         return (source(step) if state is None else source(step, state))["rows"]
@@ -252,7 +337,7 @@ def test_the_contract_tells_it_from_another(case):
     assert described[0] == described[1]
     assert described[0] != described[2]
     entry = described[0][0]["samplers"][0]
-    assert entry["kind"] == type(case.make()).__name__  # described by itself, not by default
+    assert entry["kind"] == (case.kind or type(case.make()).__name__)  # described by itself, not by default
 
 
 @every

@@ -131,6 +131,23 @@ def common_rows(base, n):
     return 2 * stats.norm.sf(abs(shared - mean) / math.sqrt(variance))
 
 
+def avalanche(base, n):
+    """Every single bit of the key flipped in turn: each bit of each image flips with probability 1/2."""
+    words = np.asarray(jax.random.key_data(base))
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    flips = np.concatenate([words ^ np.stack([bits, 0 * bits], 1), words ^ np.stack([0 * bits, bits], 1)])
+    index = jnp.arange(1000, dtype=jnp.int32) * 7919 % n
+    before = np.asarray(shuffle.permute_index(base, index, n))
+    after = np.asarray(
+        jax.vmap(lambda key: shuffle.permute_index(key, index, n))(jax.random.wrap_key_data(flips))
+    )
+    each = [
+        ((before ^ after) >> bit & 1).sum(axis=1) for bit in range(n.bit_length() - 1)
+    ]  # 64 numbers of 1000
+    deviations = (np.array(each) - 500) / math.sqrt(250)
+    return stats.chi2.sf((deviations**2).sum(), deviations.size)
+
+
 LARGE = 10_000_000
 COLUMNS = math.isqrt(LARGE - 1) + 1  # of the grid the indices lie on
 
@@ -157,6 +174,7 @@ STATISTICS = {
     "successive differences": functools.partial(successive_differences, n=LARGE),
     "neighboring keys of 1000": functools.partial(neighboring_keys, n=1000),
     "neighboring keys of a large pool": functools.partial(neighboring_keys, n=LARGE),
+    "avalanche between keys that differ in one bit": functools.partial(avalanche, n=2**20),
     "common rows of neighboring keys": functools.partial(common_rows, n=100_000),
 }
 

@@ -1,0 +1,402 @@
+"""Rows that stay on the host: chosen by the same keys on the device, fetched by their numbers.
+
+    key, step --device--> row numbers --host--> rows        memory maps, HDF5, Zarr, datasets of any kind
+
+A hosted sampler is two halves. Its `chooser` is a sampler like any other, whose one field is the numbers of
+the rows; it is drawn inside a compiled program, for many steps at once. Its `gather` fetches these rows.
+The chooser draws what the resident sampler would draw, so where the rows lie moves no batch.
+
+>>> import jax
+>>> sampler = DatasetSampler([{"inputs": [float(i)]} for i in range(5)], order="shuffled")
+>>> sorted(sampler.gather(sampler.choose(jax.random.key(0), 5))["inputs"].ravel().tolist())
+[0.0, 1.0, 2.0, 3.0, 4.0]
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from phijax_rng import _checks, _pytrees, _rows
+from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng.pools import as_fields
+from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, StepSampler, WeightedRowSampler
+
+INDEX = "index"
+"""The one field of a chooser's batches: int32 row numbers."""
+
+# A contract reads this many elements of a dataset: enough to notice another one, in a moment.
+_ELEMENTS_OF_CONTRACT = 64
+
+# What `resident="auto"` keeps on a device that does not tell how much memory it has, as CPUs do not.
+_RESIDENT_BYTES = 2 * 2**30
+
+
+@runtime_checkable
+class HostSampler(Protocol):
+    """A sampler whose rows are fetched on the host.
+
+    The optional members of a `Sampler` are asked of it as well. Its batches are NumPy arrays.
+    """
+
+    @property
+    def chooser(self) -> Any:
+        """A pytree, `Sampler` or `StepSampler`, whose batches are `{"index": row numbers}`."""
+        ...
+
+    def gather(self, index: np.ndarray[Any, Any]) -> Rows:
+        """The rows with these numbers, on the host: field name -> array of shape `(*index.shape, ...)`.
+
+        The last axis of `index` counts the rows of a batch, axes before it count batches.
+        """
+        ...
+
+
+@_pytrees.record(data=("sampler",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chooser:
+    """The row numbers that a sampler draws from a key."""
+
+    sampler: Any
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """`{"index": int32 of shape (size,)}`."""
+        return {INDEX: _every(self.sampler) if size == "all" else self.sampler.choose(key, int(size))}
+
+
+@_pytrees.record(data=("sampler",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepChooser:
+    """The row numbers that a sampler draws from a key and a step."""
+
+    sampler: Any
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """`{"index": int32 of shape (size,)}`."""
+        return self.sample_at(key, 0, size)
+
+    def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
+        """`{"index": int32 of shape (size,)}`."""
+        chosen = _every(self.sampler) if size == "all" else self.sampler.choose_at(key, step, int(size))
+        return {INDEX: chosen}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostedRowSampler:
+    """A sampler of a pool whose rows stay on the host, with the batches of the sampler that it holds.
+
+    Attributes:
+        sampler: a `RandomRowSampler`, `ShuffledRowSampler` or `WeightedRowSampler`. Its arrays may be memory
+            maps, HDF5 datasets, Zarr or Dask arrays; only the rows of a batch are read.
+
+    Raises:
+        TypeError: `sampler` is not one of these.
+    """
+
+    sampler: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampler, (RandomRowSampler, ShuffledRowSampler, WeightedRowSampler)):
+            raise TypeError(
+                f"sampler must be a sampler of rows of a pool, got {self.sampler!r}. "
+                "Pass a RandomRowSampler, ShuffledRowSampler or WeightedRowSampler."
+            )
+        on_host = jax.tree.map(
+            lambda array: np.asarray(array) if isinstance(array, jax.Array) else array, self.sampler.fields
+        )
+        object.__setattr__(self, "sampler", _with_fields(self.sampler, on_host))
+
+    @property
+    def chooser(self) -> Chooser | StepChooser:
+        """The drawing half."""
+        return _chooser(self.sampler)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.sampler.num_rows)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many rows."""
+        if hasattr(self.sampler, "check_size"):
+            self.sampler.check_size(size, name)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Rows by field name, as NumPy arrays."""
+        return _sampled(self, key, size)
+
+    def gather(self, index: np.ndarray[Any, Any]) -> Rows:
+        """The rows with these numbers, in the dtypes that JAX would give them."""
+        return _sorted(fetch(self.sampler.fields, np.asarray(index)), self.sampler.sort_axis)
+
+    def contents(self) -> dict[str, Any]:
+        """What the sampler picks from."""
+        return dict(self.sampler.contents())
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract: where the rows lie is no part of it."""
+        return dict(self.sampler.describe())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetSampler:
+    """Elements of a dataset that offers `len(dataset)` and `dataset[i]`, fetched on the host.
+
+    Grain's `MapDataset`, a PyTorch dataset of arrays, a NumPy array, a list: an element is a mapping from
+    field name to array, or one array (field `inputs`), or a tuple of two (`inputs`, `targets`). All elements
+    have the shapes and dtypes of the first. Element i must be the same whenever it is asked for.
+
+    Attributes:
+        dataset: the elements.
+        order: `"random"` for elements picked uniformly, `"shuffled"` for every element once per epoch
+            (as `ShuffledRowSampler`).
+        replace: with `order="random"`, whether an element may come twice in one batch.
+        weights: one for each element, to pick them in proportion (as `WeightedRowSampler`); `None` for
+            all alike.
+
+    Raises:
+        TypeError: the dataset offers no `len` and `[i]`, or an element does not hold numbers.
+        ValueError: the dataset is empty or has 2**31 elements or more, or options contradict each other.
+    """
+
+    dataset: Any
+    _: dataclasses.KW_ONLY
+    order: str = "random"
+    replace: bool = True
+    weights: Any = None
+    sampler: Any = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampler", self._numbers())
+        self.gather(np.zeros(1, np.int32))
+
+    def _numbers(self) -> Any:
+        if not is_dataset(self.dataset):
+            raise TypeError(
+                f"dataset must offer len(dataset) and dataset[i], got {self.dataset!r}. "
+                "Wrap an iterable in an IterableSource."
+            )
+        _checks.one_of(self.order, "order", _rows.ORDERS)
+        count = _checks.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
+        return _row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
+
+    @property
+    def chooser(self) -> Chooser | StepChooser:
+        """The drawing half."""
+        return _chooser(self.sampler)
+
+    @property
+    def num_rows(self) -> int:
+        """How many elements there are."""
+        return int(self.sampler.num_rows)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many elements."""
+        if hasattr(self.sampler, "check_size"):
+            self.sampler.check_size(size, name)
+
+    def choose(self, key: KeyScalar, size: int) -> jax.Array:
+        """The numbers of the elements that `sample` gives."""
+        return self.sampler.choose(key, size)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Elements by field name, as NumPy arrays."""
+        return _sampled(self, key, size)
+
+    def gather(self, index: np.ndarray[Any, Any]) -> Rows:
+        """The elements with these numbers, stacked field by field."""
+        index = np.asarray(index)
+        rows = _stacked([_element(self.dataset, number) for number in index.ravel().tolist()])
+        return jax.tree.map(lambda array: array.reshape(*index.shape, *array.shape[1:]), rows)
+
+    def contents(self) -> dict[str, Any]:
+        """Up to 64 elements, evenly spaced, whose digest goes into the contract."""
+        count = min(self.num_rows, _ELEMENTS_OF_CONTRACT)
+        numbers = np.linspace(0, self.num_rows - 1, count).round().astype(np.int64)
+        return {f"{count} of {self.num_rows} elements": self.gather(numbers)}
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {
+            **self.sampler.describe(),
+            "kind": "DatasetSampler",
+            "fields": _rows.describe({k: v[0] for k, v in self.gather(np.zeros(1, np.int32)).items()}),
+            "order": self.order,
+        }
+
+
+def make_sampler(pool: Any, name: str, *, weights: Any, sort_axis: int | None, **options: Any) -> Any:
+    """The sampler of a pool, or of a dataset, that these options of `NamedBatchSource.from_pools` name."""
+    if not is_dataset(pool):
+        return _row_sampler(as_fields(pool), weights=weights, sort_axis=sort_axis, **options)
+    if sort_axis is not None:
+        raise ValueError(
+            f"sort_axes names {name!r}, a dataset, whose batches are not sorted. Drop it, or pass arrays."
+        )
+    return DatasetSampler(pool, weights=weights, order=options["order"], replace=options["replace"])
+
+
+def place(samplers: Mapping[str, Any], resident: bool | str) -> dict[str, Any]:
+    """These samplers, with the rows of those that shall not lie on the device left on the host.
+
+    Args:
+        samplers: name -> sampler of a pool, or a `HostSampler`, which stays as it is.
+        resident: see `NamedBatchSource.from_pools`.
+    """
+    _checks.one_of(resident, "resident", (True, False, "auto"))
+    sizes = {
+        name: _num_bytes(sampler.fields)
+        for name, sampler in samplers.items()
+        if not isinstance(sampler, HostSampler)
+    }
+    kept = set(sizes) if resident is True else set()
+    room = _room() if resident == "auto" else 0
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        room -= sizes[name]
+        if room >= 0:
+            kept.add(name)
+    return {
+        name: HostedRowSampler(sampler) if name in sizes and name not in kept else sampler
+        for name, sampler in samplers.items()
+    }
+
+
+def _num_bytes(fields: Any) -> int:
+    return sum(
+        int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(fields)
+    )
+
+
+def _room() -> int:
+    """Bytes that pools may take on the default device."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    device = device if isinstance(device, jax.Device) else jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return _RESIDENT_BYTES if limit is None else int(limit) // 2
+
+
+def _row_sampler(
+    fields: Any,
+    *,
+    order: str = "random",
+    replace: bool = True,
+    method: str = "permutation",
+    weights: Any = None,
+    sort_axis: int | None = None,
+) -> RandomRowSampler | ShuffledRowSampler | WeightedRowSampler:
+    if _checks.one_of(order, "order", _rows.ORDERS) == "shuffled":
+        if weights is not None or not _checks.flag(replace, "replace"):
+            given = "weights" if weights is not None else "replace=False"
+            raise ValueError(
+                f"order='shuffled' takes every row once per epoch, which contradicts {given}. "
+                "Pass one of them."
+            )
+        return ShuffledRowSampler(fields, sort_axis=sort_axis)
+    if weights is not None:
+        return WeightedRowSampler(fields, weights, replace, sort_axis=sort_axis)
+    return RandomRowSampler(fields, replace, method, sort_axis=sort_axis)
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether `value` offers elements by number, and is neither text nor a mapping."""
+    return (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, bytes, Mapping))
+    )
+
+
+def fetch(fields: Mapping[str, Any], index: np.ndarray[Any, Any]) -> Rows:
+    """These rows of every field, as NumPy arrays in the dtypes that JAX would give them."""
+    return jax.tree.map(lambda array: _narrowed(_picked(array, index)), dict(fields))
+
+
+def _stacked(elements: list[dict[str, Any]]) -> Rows:
+    """Elements of one structure, stacked leaf by leaf."""
+    columns = [jax.tree.flatten(element) for element in elements]
+    shapes = [[np.shape(leaf) for leaf in leaves] for leaves, _ in columns]
+    for element, (_, structure), shape in zip(elements, columns, shapes, strict=True):
+        if (structure, shape) != (columns[0][1], shapes[0]):
+            raise ValueError(
+                f"all elements of a dataset must have the fields and shapes of the first, got "
+                f"{_outline(element)} beside {_outline(elements[0])}. Make them alike."
+            )
+    arrays = [np.stack(leaves) for leaves in zip(*(leaves for leaves, _ in columns), strict=True)]
+    return jax.tree.unflatten(columns[0][1], [_narrowed(array) for array in arrays])
+
+
+def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if isinstance(array, (np.ndarray, jax.Array)) and not isinstance(array, np.memmap):
+        return np.take(np.asarray(array), index, axis=0)
+    # In ascending order and each once: HDF5 demands it, and a disk likes it.
+    rows, places = np.unique(index, return_inverse=True)
+    return np.asarray(array[rows])[places.reshape(index.shape)]
+
+
+def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _sorted(rows: Rows, sort_axis: int | None) -> Rows:
+    if sort_axis is None:
+        return rows
+    order = np.argsort(rows["inputs"][..., sort_axis], axis=-1, kind="stable")
+
+    def ordered(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        places = order.reshape(*order.shape, *(1,) * (array.ndim - order.ndim))
+        return np.take_along_axis(array, places, axis=order.ndim - 1)
+
+    return jax.tree.map(ordered, rows)
+
+
+def _element(dataset: Any, number: int) -> dict[str, Any]:
+    element = dataset[number]
+    if isinstance(element, Mapping):
+        fields = dict(element)
+    elif isinstance(element, tuple) and len(element) == 2:
+        fields = {"inputs": element[0], "targets": element[1]}
+    else:
+        fields = {"inputs": element}
+    held = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(held):
+        if leaf.dtype.kind not in "biufcV":
+            where = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"dataset[{number}]{where} must hold numbers, got dtype {leaf.dtype} ({element!r:.60}). "
+                "Map the dataset to arrays, and filter it before it is numbered."
+            )
+    return held
+
+
+def _sampled(sampler: Any, key: KeyScalar, size: BatchSize) -> Rows:
+    sampler.check_size(_checks.batch_size(size, "size"), "size")
+    return dict(sampler.gather(np.asarray(sampler.chooser.sample(key, size)[INDEX])))
+
+
+def _chooser(sampler: Any) -> Chooser | StepChooser:
+    """The sampler without its rows: what it draws from has as many, and none of their values."""
+    bare = _with_fields(sampler, _numbered(sampler.num_rows))
+    return StepChooser(bare) if isinstance(sampler, StepSampler) else Chooser(bare)
+
+
+def _with_fields(sampler: Any, fields: Any) -> Any:
+    other = copy.copy(sampler)
+    object.__setattr__(other, "fields", fields)
+    return other
+
+
+def _numbered(count: int) -> dict[str, Any]:
+    """`count` rows that take no memory."""
+    return {"inputs": np.zeros((count, 0), np.float32)}
+
+
+def _every(sampler: Any) -> jax.Array:
+    return jax.numpy.arange(sampler.num_rows, dtype=np.int32)
+
+
+def _outline(element: Any) -> str:
+    return str(jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", element))

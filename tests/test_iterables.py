@@ -1,0 +1,152 @@
+"""Iterables as sources: in order, from where the run goes on, never begun anew without a word."""
+
+import re
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from phijax_rng import Checkpoints, IterableSource, RunChangedError, Trainer
+from tests import _problems
+from tests._bitwise import assert_trees_bitwise_equal, first_difference
+
+PROBLEM = _problems.dropout()
+
+
+def batch(step):
+    rows = PROBLEM.source()(step)["data"]
+    return {"data": {name: np.asarray(value) for name, value in rows.items()}}
+
+
+BATCHES = [batch(step) for step in range(90)]
+
+
+def generator(count=90, start=0):
+    yield from BATCHES[start:count]
+
+
+class Loader:
+    """Begins anew at every `iter`, and fills one buffer again and again."""
+
+    def __init__(self, batches=BATCHES):
+        self.batches, self.begun = batches, 0
+
+    def __iter__(self):
+        self.begun += 1
+        held = {name: np.empty_like(value) for name, value in self.batches[0]["data"].items()}
+        for entry in self.batches:
+            for name, value in entry["data"].items():
+                held[name][...] = value
+            yield {"data": held}
+
+
+def grain_dataset():
+    return grain.MapDataset.range(90).map(lambda i: BATCHES[i]).to_iter_dataset()
+
+
+ITERABLES = {"a list": lambda: BATCHES, "a loader": Loader, "a generator": generator, "Grain": grain_dataset}
+
+
+def fit(source, stop, directory=None, **options):
+    checkpoints = None if directory is None else Checkpoints(directory)
+    trainer = Trainer(stop, checkpoints=checkpoints, progress=False)
+    if directory is not None:
+        options["resume"] = "auto"
+    return trainer.fit_state(
+        PROBLEM.module, PROBLEM.state(), optimizer=PROBLEM.optimizer, source=source, **options
+    ).state
+
+
+@pytest.mark.parametrize("make", ITERABLES.values(), ids=ITERABLES)
+def test_a_run_on_an_iterable_is_the_run_on_its_batches_and_resumes(tmp_path, make):
+    whole = PROBLEM.run(90)
+    assert_trees_bitwise_equal(fit(make(), 70, tmp_path), PROBLEM.run(70))
+    assert_trees_bitwise_equal(fit(make(), 90, tmp_path), whole)
+
+
+def test_a_resume_is_not_begun_anew(tmp_path):
+    fit(BATCHES, 20, tmp_path)
+    restarted = [*BATCHES[:20], *BATCHES]  # what a loader that starts again would give
+    with pytest.raises(RunChangedError, match="canary"):
+        fit(restarted, 40, tmp_path)
+
+
+def test_a_resume_can_be_refused_instead(tmp_path):
+    fit(IterableSource(Loader(), on_resume="refuse"), 20, tmp_path)
+    message = (
+        "the source is an iterable that would have to skip 20 batches, and on_resume='refuse'. "
+        "Start at step 0, or pass on_resume='skip'."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        fit(IterableSource(Loader(), on_resume="refuse"), 40, tmp_path)
+
+
+def test_batches_may_be_asked_for_again_while_they_are_near():
+    loader = Loader()
+    source = IterableSource(loader)
+    for step in (0, 0, 1, 2, 3, 0, 64, 1):
+        assert_trees_bitwise_equal(source(step), BATCHES[step])
+    assert loader.begun == 1
+
+
+def test_what_lies_far_behind_is_read_again_from_the_first_batch(monkeypatch):
+    monkeypatch.setattr("phijax_rng.iterables._KEPT", 8)
+    loader = Loader()
+    source = IterableSource(loader)
+    assert_trees_bitwise_equal(
+        [source(step) for step in (40, 3, 41)], [BATCHES[step] for step in (40, 3, 41)]
+    )
+    assert loader.begun == 2
+    once = IterableSource(generator())
+    once(40)
+    message = (
+        "the source is an iterator at step 41, and step 3 was asked for. "
+        "Pass an iterable that can be begun anew, such as a list or a data loader."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        once(3)
+
+
+def test_large_batches_are_not_all_kept():
+    source = IterableSource([{"data": np.zeros(2**20, np.float32)}] * 100)
+    for step in range(100):
+        source(step)
+    assert len(source._kept) == 64
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a list", "a generator"])
+def test_the_end_is_named_and_what_was_reached_is_kept(tmp_path, known):
+    message = (
+        "the source is an iterable that ended after 70 batches, and step 70 was asked for. "
+        "Train to max_steps=70, or pass one that goes on."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        fit(BATCHES[:70] if known else generator(70), 90, tmp_path)
+    assert Checkpoints(tmp_path).latest_step == 64  # the stack before
+    assert_trees_bitwise_equal(fit(BATCHES[:70], 70, tmp_path), PROBLEM.run(70))
+
+
+def test_another_order_is_not_taken_for_the_same():
+    turned = fit([*BATCHES[1::-1], *BATCHES[2:]], 40)
+    assert first_difference(turned.model_state, PROBLEM.run(40).model_state) is not None
+
+
+def test_unnamed_batches_are_fed_too():
+    def train_step(state, rows, key):
+        return state.replace(step=state.step + 1), {"fit": jnp.sum(rows)}
+
+    trainer = Trainer(5, progress=False, log_every_n_steps=1)
+    source = [np.float32([step]) for step in range(5)]
+    fitted = trainer.fit_state(None, PROBLEM.state(), train_step=train_step, source=source)
+    assert [entry["fit"] for entry in fitted.history] == [0, 1, 2, 3, 4]
+
+
+def test_what_gives_no_batches_is_refused():
+    for value in (5, "text"):
+        message = f"iterable must give batches one by one, got {value!r}. Pass an iterable."
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+            IterableSource(value)
+    message = "on_resume must be one of 'skip', 'refuse', got 'restart'. Pick one of them."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        IterableSource([], on_resume="restart")
