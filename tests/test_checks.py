@@ -216,6 +216,40 @@ def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
     assert _checks.shown({}) == "nothing"
 
 
+@pytest.mark.parametrize(
+    ("value", "shape", "error", "message"),
+    [
+        ("a", (), TypeError, "center must be one number, got 'a'. Pass floats."),
+        ([1, 2], (), ValueError, "center must be one number, got shape (2,). Mend it."),
+        ([], (None,), ValueError, "center must be numbers of shape (n,), got shape (0,). Mend it."),
+        ([1], (2,), ValueError, "center must be numbers of shape (2,), got shape (1,). Mend it."),
+        ([1e39], (None,), ValueError, "center must be finite in float32, got [1e+39]. Mend it."),
+    ],
+)
+def test_what_is_no_array_of_finite_numbers_is_refused(value, shape, error, message):
+    with pytest.raises(error) as caught:
+        _checks.finite_float32(value, "center", shape)
+    assert str(caught.value) == message
+
+
+def test_finite_numbers_become_a_read_only_array_of_their_own():
+    given = np.array([1.0, 2.0])
+    held = _checks.finite_float32(given, "center", (None,))
+    given[0] = 5
+    assert held.tolist() == [1, 2] and held.dtype == np.float32
+    assert not held.flags.writeable
+
+
+@pytest.mark.parametrize("value", [1, np.int32(1)])
+def test_a_number_of_points_is_a_size_that_is_not_all(value):
+    assert _checks.num_points(value, "size") == 1
+    with pytest.raises(ValueError) as caught:
+        _checks.num_points("all", "size")
+    assert str(caught.value) == (
+        "size='all' needs a finite pool; a continuous domain has none. Pass a positive int."
+    )
+
+
 def test_the_checks_do_without_jax():
     run_python(
         """

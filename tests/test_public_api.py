@@ -21,9 +21,10 @@ LAYERS = (
         *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
         *("history", "retention"),
     ),
-    ("_rows", "_weights"),  # what the samplers of the next row share
+    ("_rows", "_weights", "geometries"),  # what the samplers of the next row share
     (
-        *("samplers", "domains", "sequences", "balancers"),
+        *("samplers", "domains", "boxes", "balls", "composites", "sequences", "adaptive"),
+        "balancers",
         *("module", "state", "contract", "auditing"),
     ),
     ("hosted",),  # samplers of the row before, with their rows on the host
@@ -33,7 +34,18 @@ LAYERS = (
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
     ),
     (
-        *("loop", "feeds", "starts", "purity", "placement", "signals", "progress", "rebalancing", "predict"),
+        *(
+            "loop",
+            "refresh",
+            "feeds",
+            "starts",
+            "purity",
+            "placement",
+            "signals",
+            "progress",
+            "rebalancing",
+            "predict",
+        ),
         *("stopping", "evaluation", "csv_history", "loggers"),  # callbacks
     ),
     ("record", "run"),  # what a run promises, and what it is held to

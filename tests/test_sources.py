@@ -334,8 +334,11 @@ class Hardest:
         order = jnp.argsort(-state)[:size]
         return {"inputs": self.rows[order], "jitter": jax.random.uniform(key, (size,))}
 
+    def due(self, step, state):
+        return step > 0
+
     def refresh(self, key, state, residuals):
-        return jnp.maximum(state, residuals)
+        return jnp.maximum(state, residuals({"inputs": self.rows}))
 
 
 def adaptive():
@@ -349,7 +352,7 @@ def test_an_adaptive_sampler_draws_from_its_state_and_its_place():
     place = jax.random.split(jax.random.fold_in(KEY, 7), 2)[0]
     drawn = adaptive()(7, {"hard": state})
     assert_trees_bitwise_equal(drawn["hard"], sampler.sample(place, 5, state))
-    later = sampler.refresh(jax.random.key(2), state, jnp.arange(20.0))
+    later = sampler.refresh(jax.random.key(2), state, lambda rows: rows["inputs"])
     moved = adaptive()(7, {"hard": later})
     assert_trees_bitwise_equal(moved["hard"]["inputs"], jnp.array([19.0, 18.0, 17.0, 16.0, 15.0]))
     assert_trees_bitwise_equal(moved["hard"]["jitter"], drawn["hard"]["jitter"])
@@ -374,11 +377,15 @@ def test_an_adaptive_sampler_without_its_state_is_refused(state):
     )
 
 
-def test_diagnostics_of_an_adaptive_sampler_are_refused():
+def test_diagnostics_of_an_adaptive_sampler_are_drawn_from_its_state():
+    source, state = adaptive(), {"hard": Hardest(jnp.arange(20.0)).init(jax.random.key(1))}
+    step_key = keys.step_key(source.key, 7)
+    assert_trees_bitwise_equal(source.sample(step_key, sampler_state=state), source(7, state))
     with pytest.raises(ValueError) as caught:
-        adaptive().sample(KEY)
+        source.sample(KEY)
     assert str(caught.value) == (
-        "sampler 'hard' needs its state to draw. Call the source with a step and its state."
+        "sampler 'hard' keeps a state, and sampler_state has nothing. "
+        "Pass sampler_state={'hard': sampler.init(key)}."
     )
 
 

@@ -1,14 +1,15 @@
 """One seed, named streams, batches by step, and runs that resume to the same bits."""
 
 from phijax_rng import keys, shuffle
+from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.balancers import AdaptiveBalancer, LossBalancer, ObservingBalancer, StaticLossBalancer
+from phijax_rng.balls import Ball, Sphere
+from phijax_rng.boxes import Box, BoxEdges, BoxFaces, interval
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.csv_history import CSVHistory
-from phijax_rng.determinism import (
-    deterministic_xla_flags,
-    require_deterministic_execution,
-)
+from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import (
     CheckpointMismatchError,
@@ -21,6 +22,7 @@ from phijax_rng.errors import (
     SaveError,
 )
 from phijax_rng.evaluation import Evaluate
+from phijax_rng.geometries import Geometry
 from phijax_rng.gradnorm import GradNormBalancer
 from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
@@ -29,6 +31,7 @@ from phijax_rng.loop import Chunk, TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.ntk import NTKBalancer
 from phijax_rng.pools import HostPool
+from phijax_rng.refresh import AdaptiveRefresh
 from phijax_rng.relobralo import ReLoBRaLoBalancer
 from phijax_rng.results import FitResult
 from phijax_rng.samplers import (
@@ -40,6 +43,7 @@ from phijax_rng.samplers import (
     WeightedRowSampler,
     weighted_rows,
 )
+from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep, TrainStep
@@ -49,7 +53,12 @@ from phijax_rng.uncertainty import UncertaintyBalancer
 
 __all__ = [
     "AdaptiveBalancer",
+    "AdaptiveRefresh",
     "AdaptiveSampler",
+    "Ball",
+    "Box",
+    "BoxEdges",
+    "BoxFaces",
     "CSVHistory",
     "Callback",
     "CheckpointMismatchError",
@@ -63,12 +72,15 @@ __all__ = [
     "Evaluate",
     "Event",
     "FitResult",
+    "Geometry",
     "GradNormBalancer",
     "HostPool",
     "HostSampler",
     "HostedRowSampler",
     "ImpureSourceError",
+    "InitialSlab",
     "IterableSource",
+    "LatinHypercubeSampler",
     "LossBalancer",
     "LossModule",
     "LossTrainStep",
@@ -79,12 +91,17 @@ __all__ = [
     "PoolDataModule",
     "RandomRowSampler",
     "ReLoBRaLoBalancer",
+    "ResidualDistributionSampler",
+    "ResidualRefinementSampler",
     "RunChangedError",
     "RunExistsError",
     "Sampler",
     "SaveError",
     "ShuffledRowSampler",
+    "SobolSampler",
+    "SpaceTimeCylinder",
     "SpaceTimeSampler",
+    "Sphere",
     "StaticLossBalancer",
     "StepOutput",
     "StepSampler",
@@ -96,11 +113,13 @@ __all__ = [
     "TrainingBatchSource",
     "UncertaintyBalancer",
     "UniformDomainSampler",
+    "Union",
     "WandbLogger",
     "WeightedRowSampler",
     "advance",
     "deterministic_xla_flags",
     "initialize_train_state",
+    "interval",
     "keys",
     "require_deterministic_execution",
     "shuffle",

@@ -69,6 +69,36 @@ def batch_size(value: Any, name: str) -> int | Literal["all"]:
     return whole_number(value, name, 2**31, start=1)
 
 
+def num_points(value: Any, name: str) -> int:
+    """`value` as a positive Python int; not the word 'all', since a continuous domain has no rows."""
+    if isinstance(value, str) and value == "all":
+        raise ValueError(
+            f"{name}='all' needs a finite pool; a continuous domain has none. Pass a positive int."
+        )
+    return int(batch_size(value, name))
+
+
+def finite_float32(value: Any, name: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
+    """`value` as a read-only float32 array of finite numbers; `None` in `shape` is any positive length."""
+    wanted = "one number" if not shape else f"numbers of shape ({', '.join(map(_length, shape))},)"
+    try:
+        with np.errstate(over="ignore"):
+            held = np.array(value, dtype=np.float64).astype(np.float32)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}. Pass floats.") from None
+    lengths = zip(held.shape, shape, strict=False)
+    if held.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
+        raise ValueError(f"{name} must be {wanted}, got shape {held.shape}. Mend it.")
+    if not np.isfinite(held).all():
+        raise ValueError(f"{name} must be finite in float32, got {value!r}. Mend it.")
+    held.flags.writeable = False
+    return held
+
+
+def _length(length: int | None) -> str:
+    return "n" if length is None else str(length)
+
+
 def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
     """`value`, if it is one of `choices`."""
     choices = tuple(choices)

@@ -11,7 +11,7 @@ beginning of a larger batch, which `jax.random.uniform(key, shape, minval=lo, ma
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ class UniformDomainSampler:
 
     def __post_init__(self) -> None:
         dtype = _checked_dtype(self.dtype)
-        bounds = _checked_bounds(self.bounds, "bounds", dtype)
+        bounds = _coordinates.checked_bounds(self.bounds, "bounds", dtype)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "bounds", bounds)
         object.__setattr__(self, "templates", _held_templates(self.templates))
@@ -62,7 +62,7 @@ class UniformDomainSampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _refuse_all(size, name)
+        _checks.num_points(size, name)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -74,14 +74,26 @@ class UniformDomainSampler:
         Returns:
             `inputs` of shape `(size, axes)`, and each template as `(size, *template.shape)`.
         """
-        size = _checked_size(size)
+        size = _checks.num_points(size, "size")
+        u = jax.random.uniform(key, (size, self.num_uniforms), dtype=self.dtype)
+        return _rows.sort(self.place(u), self.sort_axis)
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.bounds.shape[0])
+
+    num_uniforms = num_axes
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points and templates from uniform numbers of shape `(size, axes)`, in their order."""
         bounds = jnp.asarray(self.bounds)
-        shape = (size, bounds.shape[0])
-        inputs = _coordinates.uniform(key, shape, bounds[:, 0], bounds[:, 1])
+        inputs = _coordinates.affine(u, bounds[:, 0], bounds[:, 1])
+        size = u.shape[0]
         repeated = {
             name: jnp.broadcast_to(row, (size, *np.shape(row))) for name, row in self.templates.items()
         }
-        return _rows.sort({"inputs": inputs, **repeated}, self.sort_axis)
+        return {"inputs": inputs, **repeated}
 
     def contents(self) -> dict[str, Any]:
         """The templates, whose digest goes into the contract."""
@@ -141,14 +153,15 @@ class SpaceTimeSampler:
         _checks.one_of(self.method, "method", _rows.METHODS)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "time_axis", time_axis)
-        object.__setattr__(self, "time_bounds", _checked_bounds([self.time_bounds], "time_bounds", dtype)[0])
+        bounds = _coordinates.checked_bounds([self.time_bounds], "time_bounds", dtype)
+        object.__setattr__(self, "time_bounds", bounds[0])
         if self.sort_axis is not None:
             axis = _rows.checked_axis(self.sort_axis, "sort_axis", fields)
             object.__setattr__(self, "sort_axis", axis)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _refuse_all(size, name)
+        _checks.num_points(size, name)
         if not self.replace:
             _rows.check_distinct(size, name, _rows.num_rows(self.fields))
 
@@ -162,7 +175,7 @@ class SpaceTimeSampler:
         Returns:
             `inputs` of shape `(size, axes)`, and the other fields of the picked rows.
         """
-        size = _checked_size(size)
+        size = _checks.num_points(size, "size")
         self.check_size(size, "size")
         row_key, time_key = jax.random.split(key)
         count = _rows.num_rows(self.fields)
@@ -205,32 +218,6 @@ def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     )
 
 
-def _checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
-        raise TypeError(f"{name} must be pairs (lo, hi), got {bounds!r}. Pass one pair for each axis.")
-    try:
-        pairs = np.array(bounds, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be pairs of numbers, got {bounds!r}. Pass one (lo, hi) for each axis."
-        ) from None
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-        raise ValueError(
-            f"{name} must have shape (axes, 2), got {pairs.shape}. Pass one (lo, hi) for each axis."
-        )
-    with np.errstate(over="ignore"):
-        held = pairs.astype(dtype)
-        spans = held[:, 1] - held[:, 0]
-    for axis, span in enumerate(spans):
-        if not (np.isfinite(span) and span > 0):
-            raise ValueError(
-                f"{name}[{axis}] must be finite with lo < hi in {dtype}, got "
-                f"{tuple(pairs[axis].tolist())!r}. Mend it."
-            )
-    held.flags.writeable = False
-    return held
-
-
 def _held_templates(templates: Any) -> dict[str, Any]:
     if not isinstance(templates, Mapping):
         raise TypeError(f"templates must be a mapping, got {templates!r}. Pass a dict from field to one row.")
@@ -245,15 +232,3 @@ def _held_templates(templates: Any) -> dict[str, Any]:
             raise TypeError(f"templates[{name!r}] must hold numbers, got dtype {array.dtype}. Convert it.")
         held[str(name)] = array
     return held
-
-
-def _refuse_all(size: BatchSize, name: str) -> None:
-    if size == "all":
-        raise ValueError(
-            f"{name}='all' needs a finite pool; a continuous domain has none. Pass a positive int."
-        )
-
-
-def _checked_size(size: BatchSize) -> int:
-    _refuse_all(size, "size")
-    return int(_checks.batch_size(size, "size"))

@@ -11,16 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import _checks
+from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
+from phijax_rng.geometries import GeometrySampler
 from phijax_rng.hosted import HostedRowSampler
 from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
+from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource, ask
 
 _PURE = (
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
     *(SpaceTimeSampler, UniformDomainSampler),
+    *(GeometrySampler, SobolSampler, LatinHypercubeSampler),
+    *(ResidualDistributionSampler, ResidualRefinementSampler),
 )
 _OTHER_STEPS = 3
 

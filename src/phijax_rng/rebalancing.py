@@ -85,11 +85,18 @@ class BalancerRefresh:
 
 
 def make_refresh(
-    balancer: Any, module: Any, source: Any, balancer_key: KeyScalar, batch_keys: tuple[str, ...]
+    balancer: Any,
+    module: Any,
+    source: Any,
+    balancer_key: KeyScalar,
+    batch_keys: tuple[str, ...],
+    *,
+    sampler_state: Mapping[str, Any] | None = None,
 ) -> BalancerRefresh | None:
     """The refresh of a balancer that offers `update`, with its diagnostic batches drawn; `None` otherwise.
 
-    The batches are `source.sample(fold_in(balancer_key, 0), sizes)`, whatever the step a run starts at.
+    The batches are `source.sample(fold_in(balancer_key, 0), sizes)`, whatever the step a run starts at;
+    samplers that keep a state draw them from `sampler_state`.
 
     Raises:
         TypeError: sizes that are no numbers.
@@ -113,7 +120,10 @@ def make_refresh(
             f"the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
             f"{source!r}. Give it one, or balance on the batches of the steps (diagnostic_batch_sizes=None)."
         )
-    return BalancerRefresh(balancer, module, source.sample(keys.fold_in(balancer_key, 0), sizes))
+    key = keys.fold_in(balancer_key, 0)
+    # A source of the user's own need not know of states.
+    drawn = source.sample(key, sizes, sampler_state) if sampler_state else source.sample(key, sizes)
+    return BalancerRefresh(balancer, module, drawn)
 
 
 def require_fitting_state(balancer: Any, state: Any) -> None:

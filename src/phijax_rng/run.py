@@ -8,6 +8,7 @@ from phijax_rng import contract, environment
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loop import default_device
 from phijax_rng.rebalancing import make_refresh
+from phijax_rng.refresh import adaptive_refresh, chained, with_sampler_state
 from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState
 from phijax_rng.step import TrainStep
@@ -38,9 +39,14 @@ class Run:
         return dataclasses.replace(self, source=source)
 
     def refresh(self) -> Any:
-        """What renews parts of the state inside the loop, or `None`."""
+        """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
         batch_keys = getattr(self.module, "batch_keys", ())
-        return make_refresh(self.balancer, self.module, self.source, self.state.balancer_key, batch_keys)
+        # Diagnostic batches are the same wherever a run starts, so they come from the first states.
+        first = with_sampler_state(self.state.replace(sampler_state={}), self.source).sampler_state
+        balancing = make_refresh(
+            self.balancer, self.module, self.source, self.state.balancer_key, batch_keys, sampler_state=first
+        )
+        return chained(adaptive_refresh(self.module, self.source), balancing)
 
     def contract(self, on_nonfinite: str, microbatches: int, device: Any) -> dict[str, Any]:
         """What this run promises, as far as it is known before it compiles."""

@@ -19,6 +19,7 @@ one. Row numbers are drawn by `choose` or `choose_at` alone; the rows themselves
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -66,19 +67,30 @@ class StepSampler(Protocol):
 class AdaptiveSampler(Protocol):
     """Draws rows from a key and a state that follows the residuals, at absolute steps.
 
-    `NamedBatchSource` draws from it; the trainer of this version does not refresh it and refuses it.
+    The trainer keeps the state in `TrainState.sampler_state` under the name of the sampler. Before it
+    draws the batch of a step at which the sampler is due, it calls `refresh`.
+
+    Optional members: those of `Sampler`; and `residual_names`, which of the module's residuals are
+    wanted. Without it that is the one that bears the name of the sampler.
     """
 
     def init(self, key: KeyScalar) -> Any:
-        """The state before the first refresh."""
+        """The state before the first refresh: a pytree of arrays."""
         ...
 
     def sample(self, key: KeyScalar, size: BatchSize, state: Any) -> Rows:
         """Rows by field name. May be traced."""
         ...
 
-    def refresh(self, key: KeyScalar, state: Any, residuals: Any) -> Any:
-        """The state after seeing residuals. May be traced."""
+    def due(self, step: Step, state: Any) -> Any:
+        """Whether to refresh before the batch of `step` is drawn, a bool of shape `()`. May be traced."""
+        ...
+
+    def refresh(self, key: KeyScalar, state: Any, residuals: Callable[[Rows], jax.Array]) -> Any:
+        """The state after a refresh, of the same structure. May be traced.
+
+        `residuals` maps rows of the sampler's making to an array with one row of residuals for each.
+        """
         ...
 
 

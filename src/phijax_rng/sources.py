@@ -255,7 +255,12 @@ class NamedBatchSource:
         object.__setattr__(bare, "_samplers", samplers)
         return bare
 
-    def sample(self, key: KeyScalar, batch_sizes: BatchSizes | None = None) -> Batches:
+    def sample(
+        self,
+        key: KeyScalar,
+        batch_sizes: BatchSizes | None = None,
+        sampler_state: Mapping[str, Any] | None = None,
+    ) -> Batches:
         """Batches from an explicit key, as `split(key, n)` deals it out; for diagnostics.
 
         `source.sample(keys.step_key(source.key, t))` is `source(t)` for samplers without step or state.
@@ -263,22 +268,21 @@ class NamedBatchSource:
         Args:
             key: a typed key of shape `()`; may be traced.
             batch_sizes: sizes to use instead of the source's own, by name.
+            sampler_state: name -> state, for samplers that keep one.
 
         Raises:
-            ValueError: a size for an unknown name, or one that its sampler cannot serve.
+            ValueError: a size for an unknown name, or one that its sampler cannot serve; a state is missing.
         """
         keys.require_key(key, "key")
         overrides = dict(batch_sizes or {})
         _require_known(overrides, self.samplers, "batch_sizes")
         sizes = _checked_sizes(self.samplers, {**self.batch_sizes, **overrides})
-        for name in self._adaptive_names:
-            raise ValueError(
-                f"sampler {name!r} needs its state to draw. Call the source with a step and its state."
-            )
+        states = dict(sampler_state or {})
+        _require_states(self._adaptive_names, states)
         if isinstance(key, jax.core.Tracer):
             self._require_traceable()
         source = jax.tree.map(_in_memory, self._drawing)
-        drawn = _sample(source, tuple(sizes.values()), key)
+        drawn = _sample(source, tuple(sizes.values()), key, states)
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
     def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
@@ -425,11 +429,13 @@ def _compiled_stack(structure: Any) -> Callable[..., Any]:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _sample(source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar) -> tuple[Any, ...]:
+def _sample(
+    source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar, states: Mapping[str, Any]
+) -> tuple[Any, ...]:
     split = _split(key, len(source.names))
     return tuple(
-        sampler.sample(own, size)
-        for sampler, size, own in zip(source.samplers.values(), sizes, split, strict=True)
+        sampler.sample(own, size, states[name]) if _is_adaptive(sampler) else sampler.sample(own, size)
+        for (name, sampler), size, own in zip(source.samplers.items(), sizes, split, strict=True)
     )
 
 

@@ -27,9 +27,9 @@ from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.rebalancing import require_fitting_state
 from phijax_rng.record import Record
+from phijax_rng.refresh import adaptive_samplers, with_sampler_state
 from phijax_rng.results import FitResult
 from phijax_rng.run import Run, described_training
-from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
@@ -135,13 +135,13 @@ class Trainer:
                 balancer_state = {} if balancer is None else balancer.initialize()
                 model_state = module.init(streams.model)
                 fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
-                restored = _on_own_streams(start.restore(fresh), fresh, on_change)
+                restored, source = _restored(start, fresh, on_change, module=module, datamodule=datamodule)
                 run = Run(
                     module=module,
                     train_step=LossTrainStep(module, optimizer, balancer, self.microbatches),
                     streams=fresh,
                     state=restored.state,
-                    source=datamodule.train_batch_source(module.batch_keys, restored.state.sampling_key),
+                    source=source,
                     balancer=balancer,
                     training=described_training(module, optimizer, balancer, fresh),
                     root=root,
@@ -199,10 +199,9 @@ class Trainer:
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),
         ):
-            restored = _on_own_streams(start.restore(state), state, on_change)
-            if datamodule is not None:
-                batch_keys = getattr(module, "batch_keys", ())
-                source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
+            restored, source = _restored(
+                start, state, on_change, module=module, datamodule=datamodule, source=source
+            )
             run = Run(
                 module=module,
                 train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
@@ -317,20 +316,20 @@ class Trainer:
             return
         if signals.received is not None:
             return
+        _require_inside(run.source)
         refresh = run.refresh()
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps, self.device or default_device())
         try:
             _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
-            _require_no_adaptive(run.source)
             loop = TrainLoop(
                 run.train_step,
                 run.state,
                 feed.source,
+                refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
                 device=self.device,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
-                **({} if refresh is None else {"refresh": refresh}),
             )
             looks.loss_names = loop.loss_names
             record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
@@ -392,6 +391,27 @@ def _hook(datamodule: Any, name: str, *arguments: str) -> None:
         hook(*arguments)
 
 
+def _restored(
+    start: starts.Start,
+    fresh: TrainState,
+    on_change: str,
+    *,
+    module: Any,
+    datamodule: Any,
+    source: Any = None,
+) -> tuple[starts.Restored, Any]:
+    """The state to start from, and the source that draws from its sampling key."""
+    batch_keys = getattr(module, "batch_keys", ())
+    if datamodule is not None:
+        source = datamodule.train_batch_source(batch_keys, fresh.sampling_key)
+    # What adaptive samplers keep is part of what a checkpoint must fit.
+    fresh = with_sampler_state(fresh, source)
+    restored = _on_own_streams(start.restore(fresh), fresh, on_change)
+    if datamodule is not None and _streams(restored.state) != _streams(fresh):
+        source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
+    return restored, source
+
+
 def _on_own_streams(restored: starts.Restored, fresh: TrainState, on_change: str) -> starts.Restored:
     """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
     if on_change == "error" or _streams(restored.state) == _streams(fresh):
@@ -417,11 +437,10 @@ def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
         )
 
 
-def _require_no_adaptive(source: Any) -> None:
-    samplers = getattr(source, "samplers", {})
-    adaptive = [name for name, sampler in samplers.items() if isinstance(sampler, AdaptiveSampler)]
-    if adaptive:
+def _require_inside(source: Any) -> None:
+    adaptive = tuple(adaptive_samplers(source))
+    if adaptive and not getattr(source, "traceable", False):
         raise ValueError(
-            f"samplers[{adaptive[0]!r}] follows residuals, which this trainer does not refresh. "
-            "Draw from it in a loop of your own."
+            f"samplers[{adaptive[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
+            "residuals. Keep its domain and the pools beside it on the device."
         )

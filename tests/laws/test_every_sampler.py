@@ -34,6 +34,7 @@ from phijax_rng import (
     keys,
 )
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests.laws._points import POINTS
 
 KEY = keys.split_root(7).sampling
 STEP = 123_456_789
@@ -231,6 +232,8 @@ CASES = {
     ),
 }
 
+CASES |= {name: Case(**fields) for name, fields in POINTS.items()}
+
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -350,7 +353,11 @@ def _losses(model_state, batches):
     return {"fit": sum((model_state["w"] - mean) ** 2 for mean in means)}
 
 
-MODULE = LossModule(lambda key: {"w": jnp.float32(0.5)}, _losses, batch_keys=("rows",))
+def _residuals(model_state, batches):
+    return {"rows": batches["rows"]["inputs"][:, 0] - model_state["w"]}
+
+
+MODULE = LossModule(lambda key: {"w": jnp.float32(0.5)}, _losses, batch_keys=("rows",), residuals=_residuals)
 
 
 @functools.cache

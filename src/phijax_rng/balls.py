@@ -1,0 +1,155 @@
+"""Balls and spheres; disks and circles with two axes.
+
+>>> import jax
+>>> circle = Sphere((1.0, 0.0), 0.5)
+>>> rows = circle.sample(jax.random.key(0), 4)
+>>> {name: row.shape for name, row in rows.items()}
+{'inputs': (4, 2), 'normals': (4, 2)}
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks, _coordinates, _pytrees
+from phijax_rng._types import Rows
+from phijax_rng.geometries import GeometrySampler
+
+
+@_pytrees.record(data=("center", "radius"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sphere(GeometrySampler):
+    """The surface of a ball, with outward normals: a circle with two axes.
+
+    With three axes a point has a uniform height and a uniform angle (Archimedes); with more it is a
+    vector of normal quantiles, made one long (Muller, 1959). `normals` has shape `(size, axes)`.
+
+    Attributes:
+        center: finite coordinates; held as float32, shape `(axes,)`.
+        radius: positive and finite; held as float32.
+
+    Raises:
+        TypeError: the center or the radius is not made of numbers.
+        ValueError: one of them is not finite, or the radius is not positive.
+    """
+
+    center: Any
+    radius: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
+        object.__setattr__(self, "radius", _checked_radius(self.radius))
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.center.shape[0])
+
+    @property
+    def num_dimensions(self) -> int:
+        """Of the surface: one less than space has."""
+        return self.num_axes - 1
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes."""
+        return _num_uniforms_of_direction(self.num_axes)
+
+    @property
+    def measure(self) -> float:
+        """The area of the surface."""
+        return self.num_axes * _unit_ball(self.num_axes) * float(self.radius) ** (self.num_axes - 1)
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers, and the direction they lie in."""
+        normals = _direction(u, self.num_axes)
+        offset = _coordinates.product(jnp.asarray(self.radius), normals, u[:, :1])
+        return {"inputs": jnp.asarray(self.center) + offset, "normals": normals}
+
+
+@_pytrees.record(data=("center", "radius"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ball(GeometrySampler):
+    """The inside of a sphere: a disk with two axes.
+
+    The distance from the center is `radius * u ** (1 / axes)`, the direction that of a `Sphere`.
+
+    Attributes:
+        center: finite coordinates; held as float32, shape `(axes,)`.
+        radius: positive and finite; held as float32.
+
+    Raises:
+        TypeError: the center or the radius is not made of numbers.
+        ValueError: one of them is not finite, or the radius is not positive.
+    """
+
+    center: Any
+    radius: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
+        object.__setattr__(self, "radius", _checked_radius(self.radius))
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.center.shape[0])
+
+    num_dimensions = num_axes
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes: one for the distance, the others for the direction."""
+        return 1 + _num_uniforms_of_direction(self.num_axes)
+
+    @property
+    def measure(self) -> float:
+        """The volume."""
+        return _unit_ball(self.num_axes) * float(self.radius) ** self.num_axes
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers."""
+        distance = _coordinates.product(jnp.asarray(self.radius), _root(u[:, :1], self.num_axes), u[:, :1])
+        offset = _coordinates.product(distance, _direction(u[:, 1:], self.num_axes), u[:, :1])
+        return {"inputs": jnp.asarray(self.center) + offset}
+
+
+def _num_uniforms_of_direction(num_axes: int) -> int:
+    return max(1, num_axes - 1) if num_axes <= 3 else num_axes
+
+
+def _direction(u: jax.Array, num_axes: int) -> jax.Array:
+    """Uniform unit vectors, shape `(size, num_axes)`."""
+    if num_axes == 1:
+        return jnp.where(u < 0.5, -1, 1).astype(jnp.float32)
+    if num_axes == 2:
+        return jnp.stack(_coordinates.circle(u[:, 0]), axis=1)
+    if num_axes == 3:
+        height = 1 - 2 * u[:, 0]
+        ring = 2 * jnp.sqrt(_coordinates.product(u[:, 0], 1 - u[:, 0], u[:, 0]))
+        x, y = (_coordinates.product(ring, part, u[:, 0]) for part in _coordinates.circle(u[:, 1]))
+        return jnp.stack([x, y, height], axis=1)
+    # Zero has no normal quantile; half of the finest step of `u` has one.
+    normal = jax.scipy.special.ndtri(jnp.maximum(u, 2.0**-25))
+    return normal / jnp.linalg.norm(normal, axis=1, keepdims=True)
+
+
+def _root(u: jax.Array, num_axes: int) -> jax.Array:
+    """`u ** (1 / num_axes)`."""
+    exact = {1: lambda u: u, 2: jnp.sqrt, 3: _coordinates.cube_root}
+    return exact[num_axes](u) if num_axes in exact else u ** jnp.float32(1 / num_axes)
+
+
+def _unit_ball(num_axes: int) -> float:
+    return math.pi ** (num_axes / 2) / math.gamma(num_axes / 2 + 1)
+
+
+def _checked_radius(radius: Any) -> np.ndarray[Any, Any]:
+    held = _checks.finite_float32(radius, "radius", ())
+    if not held > 0:
+        raise ValueError(f"radius must be positive in float32, got {radius!r}. Mend it.")
+    return held

@@ -1,0 +1,240 @@
+"""Boxes, their faces and their edges.
+
+Points of a boundary carry the outward normals of the faces that they lie on, from the same draw.
+
+>>> import jax
+>>> right = BoxFaces([(0.0, 1.0), (-2.0, 2.0)], faces=((0, "high"),))
+>>> rows = right.sample(jax.random.key(3), 2)
+>>> rows["inputs"][:, 0].tolist(), rows["normals"].tolist()
+([1.0, 1.0], [[1.0, 0.0], [1.0, 0.0]])
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks, _coordinates, _pytrees
+from phijax_rng._types import Rows
+from phijax_rng.geometries import GeometrySampler
+
+_FLOAT32 = np.dtype(np.float32)
+_SIDES = ("low", "high")
+
+
+@_pytrees.record(data=("bounds",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box(GeometrySampler):
+    """The inside of a box; an interval, rectangle or cuboid with one, two or three axes.
+
+    Its points are those of `UniformDomainSampler`, bit for bit.
+
+    Attributes:
+        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; held as float32, shape `(axes, 2)`.
+
+    Raises:
+        TypeError: the bounds are not pairs of numbers.
+        ValueError: a bound is not finite or out of order.
+    """
+
+    bounds: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32))
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.bounds.shape[0])
+
+    num_uniforms = num_dimensions = num_axes
+
+    @property
+    def measure(self) -> float:
+        """The volume."""
+        return float(np.prod(_spans(self.bounds)))
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers: `lo + (hi - lo) * u`."""
+        bounds = jnp.asarray(self.bounds)
+        return {"inputs": _coordinates.affine(u, bounds[:, 0], bounds[:, 1])}
+
+
+def interval(low: float, high: float) -> Box:
+    """The interval from `low` to `high`, a box of one axis; its ends are `BoxFaces([(low, high)])`."""
+    return Box([(low, high)])
+
+
+@_pytrees.record(data=("bounds", "shares"), meta=("faces",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoxFaces(GeometrySampler):
+    """The boundary of a box, with outward normals; the ends of an interval, the sides of a rectangle.
+
+    A face is chosen in proportion to its area, and a point on it uniformly. `normals` has shape
+    `(size, axes)`.
+
+    Attributes:
+        bounds: of the box, as in `Box`.
+        faces: which of the faces, each as `(axis, "low")` or `(axis, "high")`; all of them for `None`.
+        shares: the cumulative shares of the faces in their common area.
+
+    Raises:
+        TypeError: the bounds are not pairs of numbers, or a face is no such pair.
+        ValueError: a bound is out of order, a face is repeated or not there, or there is none.
+    """
+
+    bounds: Any
+    faces: tuple[tuple[int, str], ...] | None = None
+    shares: Any = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bounds = _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32)
+        object.__setattr__(self, "bounds", bounds)
+        object.__setattr__(self, "faces", _checked_faces(self.faces, len(bounds)))
+        areas = [_free_measure(pattern, bounds) for pattern in self._patterns()]
+        object.__setattr__(self, "shares", _coordinates.cumulative_shares(areas))
+
+    def _patterns(self) -> np.ndarray[Any, Any]:
+        assert self.faces is not None
+        return np.array([_pattern([face], self.num_axes) for face in self.faces])
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.bounds.shape[0])
+
+    num_uniforms = num_axes
+
+    @property
+    def num_dimensions(self) -> int:
+        """Of a face: one less than the box has."""
+        return self.num_axes - 1
+
+    @property
+    def measure(self) -> float:
+        """The area of these faces together."""
+        return float(sum(_free_measure(pattern, self.bounds) for pattern in self._patterns()))
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers: the first chooses the face, the others the place on it."""
+        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        patterns = self._patterns()
+        points = _on_patterns(u, jnp.asarray(self.bounds), patterns, which)
+        return {"inputs": points, "normals": jnp.asarray(patterns, jnp.float32)[which]}
+
+
+@_pytrees.record(data=("bounds", "shares"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoxEdges(GeometrySampler):
+    """Where two faces of a box meet: the edges of a cuboid, the corners of a rectangle.
+
+    An edge is chosen in proportion to its length, and a point on it uniformly. `normals` has shape
+    `(size, 2, axes)`: the outward normals of both faces, that of the lower axis first.
+
+    Attributes:
+        bounds: of the box, as in `Box`; two axes or more.
+        shares: the cumulative shares of the edges in their common length.
+
+    Raises:
+        TypeError: the bounds are not pairs of numbers.
+        ValueError: a bound is not finite or out of order, or there is but one axis.
+    """
+
+    bounds: Any
+    shares: Any = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bounds = _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32)
+        if len(bounds) == 1:
+            raise ValueError(
+                f"bounds must have two axes or more for two faces to meet, got {bounds.tolist()!r}. "
+                "Use BoxFaces for the ends of an interval."
+            )
+        object.__setattr__(self, "bounds", bounds)
+        lengths = [_free_measure(pattern, bounds) for pattern in self._patterns()]
+        object.__setattr__(self, "shares", _coordinates.cumulative_shares(lengths))
+
+    def _edges(self) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
+        for first, second in itertools.combinations(range(self.num_axes), 2):
+            yield from itertools.product([(first, s) for s in _SIDES], [(second, s) for s in _SIDES])
+
+    def _patterns(self) -> np.ndarray[Any, Any]:
+        return np.array([_pattern(edge, self.num_axes) for edge in self._edges()])
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.bounds.shape[0])
+
+    @property
+    def num_dimensions(self) -> int:
+        """Of an edge: two less than the box has."""
+        return self.num_axes - 2
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes."""
+        return self.num_axes - 1
+
+    @property
+    def measure(self) -> float:
+        """The length of all edges together."""
+        return float(sum(_free_measure(pattern, self.bounds) for pattern in self._patterns()))
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers: the first chooses the edge, the others the place on it."""
+        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        points = _on_patterns(u, jnp.asarray(self.bounds), self._patterns(), which)
+        pairs = [[_pattern([face], self.num_axes) for face in edge] for edge in self._edges()]
+        return {"inputs": points, "normals": jnp.asarray(np.array(pairs), jnp.float32)[which]}
+
+
+def _spans(bounds: Any) -> np.ndarray[Any, Any]:
+    return np.diff(np.asarray(bounds, np.float64), axis=1)[:, 0]
+
+
+def _pattern(faces: Sequence[tuple[int, str]], num_axes: int) -> list[int]:
+    """-1 or 1 for an axis at its low or high end, 0 for one that is free."""
+    pattern = [0] * num_axes
+    for axis, side in faces:
+        pattern[axis] = -1 if side == "low" else 1
+    return pattern
+
+
+def _free_measure(pattern: Any, bounds: Any) -> float:
+    return float(np.prod(_spans(bounds)[np.asarray(pattern) == 0]))
+
+
+def _on_patterns(
+    u: jax.Array, bounds: jax.Array, patterns: np.ndarray[Any, Any], which: jax.Array
+) -> jax.Array:
+    """Points on the chosen parts of a boundary; free axes take the columns of `u` after the first."""
+    # The n-th free axis takes column n; an axis that is not free takes any.
+    columns = np.where(patterns == 0, np.cumsum(patterns == 0, axis=1), 0)
+    free = _coordinates.affine(
+        jnp.take_along_axis(u, jnp.asarray(columns)[which], axis=1), bounds[:, 0], bounds[:, 1]
+    )
+    side = jnp.asarray(patterns)[which]
+    return jnp.where(side == 0, free, jnp.where(side < 0, bounds[:, 0], bounds[:, 1]))
+
+
+def _checked_faces(faces: Any, num_axes: int) -> tuple[tuple[int, str], ...]:
+    if faces is None:
+        return tuple(itertools.product(range(num_axes), _SIDES))
+    if isinstance(faces, str) or not isinstance(faces, Sequence):
+        raise TypeError(f"faces must be pairs (axis, side), got {faces!r}. Pass for example ((0, 'low'),).")
+    checked: list[tuple[int, str]] = []
+    for index, face in enumerate(faces):
+        if not isinstance(face, (tuple, list)) or len(face) != 2:
+            raise TypeError(
+                f"faces[{index}] must be a pair (axis, side), got {face!r}. Pass for example (0, 'low')."
+            )
+        axis = _checks.whole_number(face[0], f"faces[{index}][0]", num_axes)
+        checked.append((axis, _checks.one_of(face[1], f"faces[{index}][1]", _SIDES)))
+    if not checked or len(set(checked)) != len(checked):
+        raise ValueError(f"faces must be distinct, at least one, got {faces!r}. Name each face once.")
+    return tuple(checked)

@@ -1,0 +1,253 @@
+"""Geometries made of geometries: unions, and space beside time.
+
+Each takes uniform numbers like any geometry and hands them on to its parts, so that a union of
+discs or the wall of a moving domain is drawn at once, from one key, with the fields of its parts.
+
+>>> import jax
+>>> from phijax_rng.balls import Ball
+>>> from phijax_rng.boxes import Box
+>>> start = InitialSlab(Box([(0.0, 1.0)]))
+>>> start.sample(jax.random.key(0), 2)["inputs"][:, 0].tolist()
+[0.0, 0.0]
+>>> two = Union((Ball((0.0, 0.0), 1.0), Ball((4.0, 0.0), 2.0)))
+>>> two.sample(jax.random.key(0), 3)["parts"].shape
+(3,)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks, _coordinates, _pytrees
+from phijax_rng._types import Rows
+from phijax_rng.geometries import Geometry, GeometrySampler, checked
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+@_pytrees.record(data=("parts", "shares"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Union(GeometrySampler):
+    """Several geometries of one space, each chosen in proportion to its weight.
+
+    Where parts overlap, points are drawn from both. The field `parts` (int32) says which part a point
+    is from. All parts are placed for every point, so the cost is the sum of theirs.
+
+    Attributes:
+        parts: geometries with the same axes and fields, at least one.
+        weights: a non-negative number for each part, not all zero; a part of weight zero is never
+            drawn. `None` takes each part's length, area or volume, so that parts that do not overlap
+            are covered uniformly.
+        shares: the cumulative shares of the parts.
+
+    Raises:
+        TypeError: a part is not a geometry, or a weight not a number.
+        ValueError: parts that do not fit each other, or weights that are not of this kind.
+    """
+
+    parts: tuple[Any, ...]
+    weights: Any = None
+    shares: Any = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parts, str) or not isinstance(self.parts, Sequence) or not self.parts:
+            raise TypeError(f"parts must be geometries, at least one, got {self.parts!r}. Pass a tuple.")
+        parts = tuple(checked(part, f"parts[{index}]") for index, part in enumerate(self.parts))
+        _require_alike(parts)
+        weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "shares", _coordinates.cumulative_shares(weights))
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.parts[0].num_axes)
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes: one for the part, and as many as the neediest part."""
+        return 1 + max(int(part.num_uniforms) for part in self.parts)
+
+    @property
+    def num_dimensions(self) -> int | None:
+        """Of what the parts measure; `None` where they do not say, or differ."""
+        found = {getattr(part, "num_dimensions", None) for part in self.parts}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def measure(self) -> float:
+        """The parts' measures together."""
+        return float(sum(part.measure for part in self.parts))
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers: the first chooses the part, the others the place in it."""
+        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        placed = [part.place(u[:, 1 : 1 + part.num_uniforms]) for part in self.parts]
+        rows = {name: _pick(which, [rows[name] for rows in placed]) for name in placed[0]}
+        return {**rows, "parts": which}
+
+
+@_pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpaceTimeCylinder(GeometrySampler):
+    """A geometry of space at all times between two: a domain, or its wall.
+
+    `normals` of the space have no component in time.
+
+    Attributes:
+        space: a geometry whose axes are those of space.
+        time_bounds: `(start, end)`, finite, `start < end`; held as float32.
+        time_axis: the column of `inputs` that holds the time.
+
+    Raises:
+        TypeError: `space` is not a geometry, or the bounds are not two numbers.
+        ValueError: bounds out of order, or no such axis.
+    """
+
+    space: Any
+    time_bounds: Any
+    time_axis: int = 0
+
+    def __post_init__(self) -> None:
+        space = checked(self.space, "space")
+        bounds = _coordinates.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
+        axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
+        object.__setattr__(self, "time_bounds", bounds)
+        object.__setattr__(self, "time_axis", axis)
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point: those of space, and the time."""
+        return int(self.space.num_axes) + 1
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes: one for the time, and those of the space."""
+        return int(self.space.num_uniforms) + 1
+
+    @property
+    def num_dimensions(self) -> int:
+        """One more than the space has."""
+        return int(self.space.num_dimensions) + 1
+
+    @property
+    def measure(self) -> float:
+        """The measure of the space times the duration."""
+        return float(self.space.measure) * float(self.time_bounds[1] - self.time_bounds[0])
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers: the first gives the time, the others the place."""
+        bounds = jnp.asarray(self.time_bounds)
+        times = _coordinates.affine(u[:, 0], bounds[0], bounds[1])
+        return _with_time(self.space.place(u[:, 1:]), times, self.time_axis)
+
+
+@_pytrees.record(data=("space", "time"), meta=("time_axis",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class InitialSlab(GeometrySampler):
+    """A geometry of space at one time: where initial values are given.
+
+    Attributes:
+        space: a geometry whose axes are those of space.
+        time: finite; held as float32.
+        time_axis: the column of `inputs` that holds the time.
+
+    Raises:
+        TypeError: `space` is not a geometry, or the time not a number.
+        ValueError: the time is not finite, or there is no such axis.
+    """
+
+    space: Any
+    time: Any = 0.0
+    time_axis: int = 0
+
+    def __post_init__(self) -> None:
+        space = checked(self.space, "space")
+        axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
+        object.__setattr__(self, "time", _checks.finite_float32(self.time, "time", ()))
+        object.__setattr__(self, "time_axis", axis)
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point: those of space, and the time."""
+        return int(self.space.num_axes) + 1
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes: those of the space."""
+        return int(self.space.num_uniforms)
+
+    @property
+    def num_dimensions(self) -> int:
+        """As many as the space has."""
+        return int(self.space.num_dimensions)
+
+    @property
+    def measure(self) -> float:
+        """The measure of the space."""
+        return float(self.space.measure)
+
+    def place(self, u: jax.Array) -> Rows:
+        """Points from uniform numbers; the time is exact."""
+        times = jnp.broadcast_to(jnp.asarray(self.time), u.shape[:1])
+        return _with_time(self.space.place(u), times, self.time_axis)
+
+
+def _with_time(rows: Rows, times: jax.Array, axis: int) -> Rows:
+    """The rows with the time as one more column of `inputs`, and a zero in their normals."""
+    moved = {**rows, "inputs": _insert(rows["inputs"], times, axis)}
+    if "normals" in rows:
+        moved["normals"] = _insert(rows["normals"], jnp.zeros(rows["normals"].shape[:-1], jnp.float32), axis)
+    return moved
+
+
+def _insert(array: jax.Array, column: jax.Array, axis: int) -> jax.Array:
+    return jnp.concatenate([array[..., :axis], column[..., None], array[..., axis:]], axis=-1)
+
+
+def _pick(which: jax.Array, values: list[jax.Array]) -> jax.Array:
+    """For each row that of the chosen part."""
+    picked = values[0]
+    for index, value in enumerate(values[1:], start=1):
+        chosen = (which == index).reshape(-1, *(1,) * (value.ndim - 1))
+        picked = jnp.where(chosen, value, picked)
+    return picked
+
+
+def _require_alike(parts: tuple[Geometry, ...]) -> None:
+    """Raises unless all parts have the same fields, with rows of the same shape and dtype."""
+    found = []
+    for part in parts:
+        numbers = jax.ShapeDtypeStruct((1, part.num_uniforms), jnp.float32)
+        rows = jax.eval_shape(part.place, numbers)
+        found.append({name: f"{row.dtype}{list(row.shape[1:])}" for name, row in sorted(rows.items())})
+    for index, fields in enumerate(found):
+        if fields != found[0]:
+            raise ValueError(
+                f"parts must have the same fields; parts[0] has {found[0]!r} and parts[{index}] has "
+                f"{fields!r}. Unite geometries of one space, all with normals or all without."
+            )
+
+
+def _measures(parts: tuple[Any, ...]) -> list[float]:
+    dimensions = [getattr(part, "num_dimensions", None) for part in parts]
+    if None in dimensions or len(set(dimensions)) != 1:
+        raise ValueError(
+            f"weights=None weighs parts by their measure, and the parts have dimensions {dimensions!r}. "
+            "Pass a weight for each part."
+        )
+    return [float(part.measure) for part in parts]
+
+
+def _checked_weights(weights: Any, count: int) -> list[float]:
+    held = _checks.finite_float32(weights, "weights", (count,))
+    if (held < 0).any() or not held.any():
+        raise ValueError(
+            f"weights must be non-negative and not all zero, got {weights!r}. Mend them, or drop the part."
+        )
+    return [float(weight) for weight in held]

@@ -1,0 +1,93 @@
+"""Where points lie: maps from uniform numbers to points of a domain or of its boundary.
+
+    uniform numbers in [0, 1), shape (size, num_uniforms)  --place-->  {"inputs": points, "normals": ...}
+
+A geometry is such a map, and keeps volumes: numbers that are uniform become points that are uniform.
+Whatever makes the numbers may be put before it: a key (every geometry is a sampler by itself), a
+low-discrepancy sequence (`SobolSampler`, `LatinHypercubeSampler`), or a user's own. Everything that
+belongs to a point, such as its outward normal, comes from the same numbers.
+
+Everything is float32, whatever x64 says. Coordinates are built from products and sums that are each
+rounded alone, so they are the same bits eager, jitted, looped, and as the beginning of a larger batch;
+balls and spheres of more than three axes go through normal quantiles and agree to within 4 ulp.
+"""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import _checks
+from phijax_rng._types import BatchSize, KeyScalar, Rows
+
+
+@runtime_checkable
+class Geometry(Protocol):
+    """A map from uniform numbers to points, registered as a pytree.
+
+    Optional members: `measure` (length, area or volume) and `num_dimensions` (of what it measures), which
+    `Union` weighs its parts by.
+    """
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        ...
+
+    @property
+    def num_uniforms(self) -> int:
+        """Uniform numbers that one point takes, at least one."""
+        ...
+
+    def place(self, u: jax.Array) -> Rows:
+        """`inputs` of shape `(size, num_axes)`, and more fields, from `u` of shape `(size, num_uniforms)`."""
+        ...
+
+
+class GeometrySampler:
+    """What all geometries of this package share: each is a sampler of uniform points."""
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        _checks.num_points(size, name)
+
+    def sample(self: Geometry, key: KeyScalar, size: BatchSize) -> Rows:
+        """Uniform points: `place(jax.random.uniform(key, (size, num_uniforms)))`.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            size: points to draw; static, a positive int.
+        """
+        shape = (_checks.num_points(size, "size"), self.num_uniforms)
+        return self.place(jax.random.uniform(key, shape, dtype=jnp.float32))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        shown = [field.name for field in dataclasses.fields(self) if field.init]  # type: ignore[arg-type]
+        return {"kind": type(self).__name__, **{name: _plain(getattr(self, name)) for name in shown}}
+
+
+def checked(value: Any, name: str) -> Geometry:
+    """`value`, if it is a geometry whose arrays a program can take as arguments."""
+    if not isinstance(value, Geometry) or jax.tree_util.all_leaves([value]):
+        raise TypeError(
+            f"{name} must be a geometry, registered as a pytree, got {value!r}. Pass for example a Box."
+        )
+    return value
+
+
+def described(geometry: Any) -> dict[str, Any]:
+    """Plain data for the contract: what the geometry says of itself, else its class."""
+    if hasattr(geometry, "describe"):
+        return dict(geometry.describe())
+    return {"kind": f"{type(geometry).__module__}.{type(geometry).__qualname__}"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Geometry):
+        return described(value)
+    return np.asarray(value).tolist() if isinstance(value, (np.ndarray, jax.Array)) else value

@@ -1,0 +1,143 @@
+"""Refreshing the samplers that follow residuals, inside the compiled loop.
+
+    before the batch of a step:  sampler.due(step, state)?  --yes-->  sampler.refresh(key, state, residuals)
+
+Whether a step refreshes is decided from the absolute step and the sampler's state, and everything that
+is random in it comes from `fold_in(keys.stream(sampling_key, "adaptive", name), step)`. No step key and
+no runtime key is spent, so a refresh moves no other draw, and a run that was resumed anywhere
+refreshes where the uninterrupted one did.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from phijax_rng import _checks, _pytrees, keys
+from phijax_rng._types import Rows
+from phijax_rng.module import LossModule
+from phijax_rng.samplers import AdaptiveSampler
+from phijax_rng.sources import ask
+from phijax_rng.state import TrainState
+
+# Steps end below it, so the key of `init` is that of no refresh.
+_INIT = 2**31
+
+
+def adaptive_samplers(source: Any) -> dict[str, AdaptiveSampler]:
+    """The samplers of a source that keep a state, by name."""
+    samplers = getattr(source, "samplers", {})
+    return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, AdaptiveSampler)}
+
+
+def with_sampler_state(state: TrainState, source: Any) -> TrainState:
+    """`state` with what every adaptive sampler of `source` starts from, where it holds nothing for it yet."""
+    missing = {
+        name: sampler.init(keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), _INIT))
+        for name, sampler in adaptive_samplers(source).items()
+        if name not in state.sampler_state
+    }
+    if not missing:
+        return state
+    # Mapped, the dicts have the order in which JAX hands them back.
+    return state.replace(sampler_state=jax.tree.map(jnp.asarray, {**state.sampler_state, **missing}))
+
+
+def adaptive_refresh(module: Any, source: Any) -> "AdaptiveRefresh | None":
+    """The refresh of all adaptive samplers of a source; `None` without one."""
+    names = tuple(adaptive_samplers(source))
+    return AdaptiveRefresh(module, names) if names else None
+
+
+def chained(*refreshes: Any) -> Any:
+    """One refresh for several, in this order, those that are `None` left out; `None` without any."""
+    parts = tuple(refresh for refresh in refreshes if refresh is not None)
+    return _Chain(parts) if len(parts) > 1 else next(iter(parts), None)
+
+
+@_pytrees.record(data=("parts",))
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    parts: tuple[Any, ...]
+
+    def __call__(self, state: TrainState, source: Any) -> TrainState:
+        for part in self.parts:
+            state = part(state, source)
+        return state
+
+
+@_pytrees.record(data=(), meta=("module", "names"))
+@dataclasses.dataclass(frozen=True)
+class AdaptiveRefresh:
+    """`(state, source) -> state` with the sampler states that are due refreshed; may be traced.
+
+    The residuals are `module.residuals` on this step's batches, with the sampler's candidates in place
+    of its own batch; those that the sampler wants are taken together, and the rest is not computed.
+
+    Attributes:
+        module: its `residuals` are evaluated.
+        names: the adaptive samplers to refresh, by name, each before the next.
+
+    Raises:
+        ValueError: the module has no residuals.
+    """
+
+    module: LossModule
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _checks.names(self.names, "names"))
+        if getattr(self.module, "residuals", None) is None:
+            raise ValueError(
+                f"samplers[{self.names[0]!r}] follows residuals, and the module has none. "
+                "Pass LossModule(..., residuals=...)."
+            )
+
+    def __call__(self, state: TrainState, source: Any) -> TrainState:
+        """The state before the batch of `state.step` is drawn.
+
+        Args:
+            state: before the update of `state.step`.
+            source: draws the batches; has the samplers of these names.
+        """
+        for name in self.names:
+            state = self._refreshed(name, state, source)
+        return state
+
+    def _refreshed(self, name: str, state: TrainState, source: Any) -> TrainState:
+        sampler, own = source.samplers[name], state.sampler_state[name]
+
+        def refresh(own: Any) -> Any:
+            key = keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), state.step)
+            sampler_key, residual_key = jax.random.split(key)
+            batches = ask(source, state.step, state.sampler_state)
+
+            def residuals(rows: Rows) -> jax.Array:
+                found = self.module.residual_rows(state.model_state, {**batches, name: rows}, residual_key)
+                return _together(found, getattr(sampler, "residual_names", None) or (name,), rows)
+
+            return sampler.refresh(sampler_key, own, residuals)
+
+        refreshed = jax.lax.cond(sampler.due(state.step, own), refresh, lambda own: own, own)
+        return state.replace(sampler_state={**state.sampler_state, name: refreshed})
+
+
+def _together(found: Mapping[str, jax.Array], names: tuple[str, ...], rows: Rows) -> jax.Array:
+    """The named residuals side by side, shape `(rows, components)`."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    columns = []
+    for name in names:
+        if name not in found:
+            raise ValueError(
+                f"residuals returned {_checks.shown(found)}, and {name!r} is wanted. "
+                "Set the sampler's residual_names."
+            )
+        if jnp.ndim(found[name]) == 0 or jnp.shape(found[name])[0] != count:
+            raise ValueError(
+                f"residuals[{name!r}] must have one row for each of {count} points, got shape "
+                f"{jnp.shape(found[name])}. Return it unreduced."
+            )
+        columns.append(jnp.reshape(found[name], (count, -1)))
+    return jnp.concatenate(columns, axis=1)

@@ -1,0 +1,207 @@
+"""Low-discrepancy points: more even than independent ones, and drawn afresh from each key.
+
+    key --> numbers in the unit cube that fill it evenly --geometry.place--> points of a domain
+
+There is no engine and no position in a sequence: each batch is a whole point set of its own,
+randomized by its key alone, so the points of step t + 1 share nothing with those of step t, and each
+single point is uniform. An average over a batch then has the same expectation as with
+independent points and, for smooth functions, far less variance.
+
+| sampler | evenness | row i depends on the size of the batch |
+|---|---|---|
+| `SobolSampler` | in all axes together; best at sizes that are powers of two | no |
+| `LatinHypercubeSampler` | in each axis alone, at every size | yes |
+
+>>> import jax
+>>> from phijax_rng.boxes import Box
+>>> sampler = SobolSampler(Box([(0.0, 1.0)]))
+>>> points = sampler.sample(jax.random.key(0), 8)["inputs"][:, 0]
+>>> sorted((8 * points).astype(int).tolist())
+[0, 1, 2, 3, 4, 5, 6, 7]
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import qmc
+
+from phijax_rng import _checks, _pytrees, shuffle
+from phijax_rng._types import BatchSize, KeyScalar, Rows
+from phijax_rng.geometries import checked, described
+
+MAX_SOBOL_SIZE = 2**24
+"""Points that float32 coordinates can tell apart."""
+
+MAX_LATIN_SIZE = 2**20
+"""Intervals of the unit line in which float32 still has a choice of places."""
+
+_SOBOL_BITS = 30
+
+
+@_pytrees.record(data=("domain",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class SobolSampler:
+    """The first points of Sobol's sequence, scrambled afresh by each key.
+
+    The direction numbers are those of Joe and Kuo (2008), read from SciPy. Scrambling is Matoušek's
+    (1998): a random lower triangular matrix over GF(2) for each axis, then a random digital shift. It
+    keeps what makes the sequence even: of `2**m` points each of the `2**m` equal intervals of each axis
+    holds one, and of the first two axes each box of volume `2**-m` with dyadic sides holds one.
+
+    A batch of `n` points costs `n * num_uniforms * log2(n)` exclusive-ors. Row i depends on the key and
+    i alone. Coordinates of the unit cube are multiples of `2**-24`.
+
+    Attributes:
+        domain: a geometry; its `place` takes the points of the unit cube.
+
+    Raises:
+        TypeError: `domain` is not a geometry.
+        ValueError: it takes more uniform numbers than there are direction numbers (21201).
+    """
+
+    domain: Any
+
+    def __post_init__(self) -> None:
+        checked(self.domain, "domain")
+        if self.domain.num_uniforms > qmc.Sobol.MAXDIM:
+            raise ValueError(
+                f"domain takes {self.domain.num_uniforms} uniform numbers for a point, and Sobol's sequence "
+                f"has {qmc.Sobol.MAXDIM} axes. Use LatinHypercubeSampler."
+            )
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        _checked_size(size, name, MAX_SOBOL_SIZE)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Points by field name.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            size: points to draw; static, at most `2**24`.
+        """
+        count = _checked_size(size, "size", MAX_SOBOL_SIZE)
+        num_axes = int(self.domain.num_uniforms)
+        directions = jnp.asarray(direction_numbers(num_axes, (count - 1).bit_length()))
+        matrix_key, shift_key = jax.random.split(key)
+        words = _sequence(_scrambled(matrix_key, directions), count)
+        words = words ^ jax.random.bits(shift_key, (num_axes,), jnp.uint32)
+        return self.domain.place(_unit(words))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {"kind": "SobolSampler", "domain": described(self.domain)}
+
+
+@functools.lru_cache(maxsize=64)
+def direction_numbers(num_axes: int, num_bits: int) -> np.ndarray[Any, Any]:
+    """Sobol's direction numbers, uint32 of shape `(num_axes, num_bits)`, the first bit highest.
+
+    Point i is the exclusive-or of those that the Gray code of i names. SciPy's engine is asked for the
+    points at powers of two, each of which is two direction numbers.
+    """
+    engine = qmc.Sobol(num_axes, scramble=False, bits=_SOBOL_BITS)
+    numbers = np.zeros((num_axes, num_bits), np.uint32)
+    for bit in range(num_bits):
+        engine.fast_forward(2**bit - engine.num_generated)
+        words = (engine.random(1)[0] * 2.0**32).astype(np.uint32)
+        # The Gray code of 2**bit has two bits, this one and the one below.
+        numbers[:, bit] = words ^ (numbers[:, bit - 1] if bit else 0)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def _scrambled(key: KeyScalar, directions: jax.Array) -> jax.Array:
+    """Direction numbers times a random lower triangular matrix of ones and zeros for each axis."""
+    place = np.arange(32, dtype=np.uint32)
+    own = np.uint32(1) << (np.uint32(31) - place)
+    # Row r of a matrix reads bit r itself and, where its random bits say so, the bits above it.
+    rows = jax.random.bits(key, (directions.shape[0], 32), jnp.uint32)
+    rows = (rows & ~jnp.asarray(2 * own - np.uint32(1))) | own
+    parity = jax.lax.population_count(rows[:, None, :] & directions[:, :, None]) & 1
+    return jnp.sum(parity * own, axis=-1, dtype=jnp.uint32)
+
+
+def _sequence(directions: jax.Array, count: int) -> jax.Array:
+    """The first points as 32-bit words, uint32 of shape `(count, num_axes)`."""
+    index = jnp.arange(count, dtype=jnp.uint32)
+    gray = index ^ (index >> 1)
+    words = jnp.zeros((count, directions.shape[0]), jnp.uint32)
+    for bit in range(directions.shape[1]):
+        chosen = (gray >> bit) & 1
+        words = words ^ (chosen[:, None] * directions[:, bit])
+    return words
+
+
+def _unit(words: jax.Array) -> jax.Array:
+    """The upper 24 bits as float32 in [0, 1), exact."""
+    return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
+
+@_pytrees.record(data=("domain",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class LatinHypercubeSampler:
+    """One point in each of `size` equal intervals of every axis (McKay, Beckman and Conover, 1979).
+
+    For each axis a keyed permutation of the intervals (`shuffle.permute_index`) and a place within
+    each. A batch of `n` points costs O(n) at every `n`; its rows depend on `n`.
+
+    Attributes:
+        domain: a geometry; its `place` takes the points of the unit cube.
+
+    Raises:
+        TypeError: `domain` is not a geometry.
+    """
+
+    domain: Any
+
+    def __post_init__(self) -> None:
+        checked(self.domain, "domain")
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        _checked_size(size, name, MAX_LATIN_SIZE)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Points by field name.
+
+        Args:
+            key: a typed key of shape `()`; may be traced.
+            size: points to draw; static, at most `2**20`.
+        """
+        count = _checked_size(size, "size", MAX_LATIN_SIZE)
+        num_axes = int(self.domain.num_uniforms)
+        order_key, place_key = jax.random.split(key)
+        index = jnp.arange(count, dtype=jnp.int32)
+        orders = [shuffle.permute_index(k, index, count) for k in jax.random.split(order_key, num_axes)]
+        u = _within_intervals(jnp.stack(orders, axis=1), _places(place_key, (count, num_axes)))
+        return self.domain.place(u)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {"kind": "LatinHypercubeSampler", "domain": described(self.domain)}
+
+
+def _places(key: KeyScalar, shape: tuple[int, int]) -> jax.Array:
+    """Places strictly inside an interval of length one, so few that their sum with its number is exact."""
+    bits = 21 - (shape[0] - 1).bit_length()
+    drawn = jax.random.bits(key, shape, jnp.uint32) >> (32 - bits)
+    return (drawn.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-bits)
+
+
+def _within_intervals(intervals: jax.Array, places: jax.Array) -> jax.Array:
+    # By the rounded reciprocal: XLA would turn a division by a constant into one, but not always.
+    # Both roundings together stay below the distance of a place from the ends of its interval.
+    reciprocal = jnp.float32(1 / intervals.shape[0])
+    return (intervals.astype(jnp.float32) + places) * reciprocal
+
+
+def _checked_size(size: BatchSize, name: str, most: int) -> int:
+    count = _checks.num_points(size, name)
+    if count > most:
+        raise ValueError(f"{name} must be at most {most}, got {count}. Draw less, or use independent points.")
+    return count
