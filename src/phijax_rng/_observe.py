@@ -1,0 +1,442 @@
+"""What a run did with its keys, event by event, with the line that asked for it.
+
+An `Observer` takes the reports of `_internals` and adds who asked: the line of the user's code, the library in
+between, the call of `jax.random` that the primitive belongs to, and under which transformations
+it ran. It judges nothing; `findings` does.
+
+A line is the user's if its file lies neither in JAX, nor in the standard library, nor among installed packages,
+nor in this package. Where there is no such line, the innermost one outside of JAX is taken.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import random
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from phijax_rng import _internals
+from phijax_rng._internals import Words
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_JAX_RANDOM = os.path.join(_JAX, "_src", "random") + os.sep
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INSTALLED = tuple(
+    sorted({path + os.sep for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))})
+)
+_HIDDEN = frozenset(os.path.join(_OWN, name) for name in ("_internals.py", "_observe.py", "auditing.py"))
+
+# Functions of this package whose frames say more than the primitive does.
+_SPEAKING = {
+    ("keys.py", "stream"): ("stream", ("names",)),
+    ("keys.py", "root_key"): ("root_key", ()),
+    ("keys.py", "host_rng"): ("host_rng", ()),
+    ("shuffle.py", "permute_index"): ("permute_index", ("index", "n")),
+    ("shuffle.py", "invert_index"): ("invert_index", ("index", "n")),
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Line:
+    """A line of code."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{_short(self.file)}:{self.number}"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """Where something was asked for: the user's line, and the library line that did it, if another."""
+
+    line: Line
+    through: Line | None = None
+
+    def __str__(self) -> str:
+        return str(self.line) if self.through is None else f"{self.line} (through {self.through})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a function of `jax.random` (or, outside of those, one primitive)."""
+
+    number: int
+    function: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclasses.dataclass
+class Event:
+    """One random primitive that ran, or one draw from a generator of the host.
+
+    Attributes:
+        kind: a word of `_internals.KINDS`, `"clone"`, or `"host"`.
+        keys: what it was given; `None` for a seed or raw words.
+        out: the keys that came out.
+        data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
+        shape, bits: of a draw for one key.
+        place: who asked.
+        call: the call it belongs to.
+        speaking: a function of this package around it, and what it was asked for.
+        maps: `(size, axis name, whether the key is mapped)` for every `vmap` around it.
+        rows: `(group, row, size)` for every `vmap` around it that was taken row by row.
+        differentiations: `(number, digest of what it was given)` for every differentiation around it.
+        backward: whether it ran in a backward pass.
+        meshes: names of the mesh axes around it.
+        loops: Python loops of `lax.while_loop` around it.
+    """
+
+    kind: str
+    keys: Words | None
+    out: Words | None
+    place: Place
+    call: Call
+    data: Any = None
+    shape: tuple[int, ...] = ()
+    bits: int = 32
+    speaking: tuple[str, Any] | None = None
+    maps: tuple[Any, ...] = ()
+    rows: tuple[tuple[int, int, int], ...] = ()
+    differentiations: tuple[tuple[int, str], ...] = ()
+    backward: bool = False
+    meshes: tuple[str, ...] = ()
+    loops: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Unseen:
+    """A region that may hold draws and could not be observed."""
+
+    what: str
+    place: Place
+
+
+class Observer:
+    """Collects the events of one thread; `with observer.observing():` opens its eyes."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.events: list[Event] = []
+        self.not_seen: list[Unseen] = []
+        self.blind = False
+        self.differentiating: Any = None
+        self.stacks: dict[str, list[Any]] = {
+            name: []
+            for name in ("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "backward")
+        }
+        self._numbers = iter(range(sys.maxsize))
+        self._call: tuple[Any, Call] | None = None
+        self._loops: dict[int, Any] = {}
+        self._base: Any = None
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Events are collected inside the block."""
+        self._base = sys._getframe()
+        before = _host_states()
+        try:
+            with _internals.watching(self):
+                yield
+        finally:
+            self._call = self._base = None
+            self._loops.clear()
+            if _host_states() != before and not any(event.kind == "host" for event in self.events):
+                nowhere = Place(Line("", 0, ""))
+                call = Call(next(self._numbers), "a global generator")
+                self.events.append(Event("host", None, None, nowhere, call, data="a global generator"))
+
+    @contextlib.contextmanager
+    def enter(self, stack: str, entry: Any) -> Iterator[None]:
+        """For a `with` block, `entry` is on top of the stack of this name."""
+        if stack == "differentiations":
+            entry = (next(self._numbers), _digest(entry))
+        self.stacks[stack].append(entry)
+        try:
+            yield
+        finally:
+            self.stacks[stack].pop()
+
+    @contextlib.contextmanager
+    def blinded(self) -> Iterator[None]:
+        """Nothing is recorded inside the block."""
+        before, self.blind = self.blind, True
+        try:
+            yield
+        finally:
+            self.blind = before
+
+    def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
+        """See `_internals.Watcher`."""
+        keys, out, details = self._unmasked(keys, out, details)
+        place, call, speaking, loops = self._look(kind)
+        if keys is not None and not keys.rows.size:
+            return
+        stacks = self.stacks
+        self.events.append(
+            Event(
+                kind,
+                keys,
+                out,
+                place,
+                call,
+                speaking=speaking,
+                maps=tuple(stacks["maps"]),
+                rows=tuple(stacks["rows"]),
+                differentiations=tuple(stacks["differentiations"]),
+                backward=bool(stacks["backward"]),
+                meshes=tuple(name for names in stacks["meshes"] for name in names),
+                loops=loops,
+                **details,
+            )
+        )
+
+    def unseen(self, what: str) -> None:
+        """See `_internals.Watcher`."""
+        self.not_seen.append(Unseen(what, self._look("unseen")[0]))
+
+    def foreign(self, kind: str) -> None:
+        """See `_internals.Watcher`."""
+        name = threading.current_thread().name
+        self.not_seen.append(Unseen(f"{kind} in thread {name!r}", Place(Line("", 0, ""))))
+
+    def mark(self) -> int:
+        """A point to which `discard_since` can go back."""
+        return len(self.events)
+
+    def discard_since(self, mark: int) -> None:
+        """Forgets what was recorded since, because it will happen again."""
+        del self.events[mark:]
+
+    def discard_loop(self, number: int) -> None:
+        """See `_internals.Watcher`."""
+        self.events = [event for event in self.events if number not in event.loops]
+
+    def _unmasked(self, keys: Words | None, out: Words | None, details: dict[str, Any]) -> Any:
+        """Without the rows of a batched loop that have come to their end."""
+        for mask in self.stacks["masks"]:
+            if keys is None or keys.shape[: mask.ndim] != mask.shape:
+                continue
+            size = len(keys.rows)
+            chosen = np.repeat(mask.reshape(-1), size // mask.size)
+            keys = Words(keys.implementation, keys.rows[chosen], (int(chosen.sum()),))
+            if out is not None:
+                each = len(out.rows) // size
+                out = Words(out.implementation, out.rows[np.repeat(chosen, each)], (int(chosen.sum()) * each,))
+            if isinstance(details.get("data"), np.ndarray):
+                details["data"] = details["data"][chosen]
+        return keys, out, details
+
+    def _look(self, kind: str) -> tuple[Place, Call, Any, tuple[int, ...]]:
+        """Who asked: place, call, speaking function, loops."""
+        through = user = outermost_random = speaking = None
+        evaluated = False
+        loops = []
+        frame = sys._getframe(2)
+        while frame is not None and frame is not self._base:
+            code = frame.f_code
+            room = _room(code.co_filename)
+            if room == "hidden":
+                evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
+            elif room == "jax":
+                if code.co_name == "while_loop":
+                    loops.append(id(frame))
+                    self._loops[id(frame)] = frame  # alive, so that no other gets its id
+            elif room == "random":
+                if through is None:
+                    outermost_random = frame
+            else:
+                through = through or frame
+                if room == "own":
+                    speaking = speaking or _spoken(frame)
+                elif room == "user" and user is None:
+                    user = frame
+            frame = frame.f_back  # type: ignore[assignment]
+        if outermost_random is None and evaluated and (written := self._written(kind)):
+            return (*written, None, tuple(loops))
+        place = _place(*(None if f is None else (f.f_code, f.f_lineno) for f in (user, through)))
+        return place, self._called(kind, outermost_random), speaking, tuple(loops)
+
+    def _called(self, kind: str, frame: Any) -> Call:
+        if frame is None:
+            return Call(next(self._numbers), kind)
+        if self._call is None or self._call[0] is not frame:
+            given = frame.f_locals
+            shape, dtype = _asked_shape(given.get("shape")), _asked_dtype(given.get("dtype"))
+            self._call = (frame, Call(next(self._numbers), frame.f_code.co_name, shape, dtype))
+        return self._call[1]
+
+    def _written(self, kind: str) -> tuple[Place, Call] | None:
+        """Who wrote the equation that is evaluated, from its traceback."""
+        evaluations = [(e.number, _read_traceback(e.equation)) for e in self.stacks["evaluations"]]
+        # What lies inside of an equation of jax.random belongs to it; JAX shares jaxprs among calls, so
+        # the lines further in may be those of another call.
+        for number, written in evaluations:
+            if written is not None and written[1] is not None:
+                place, function, key = written
+                if self._call is None or self._call[0] != (number, key):
+                    self._call = ((number, key), Call(next(self._numbers), function))
+                return place, self._call[1]
+        written = evaluations[-1][1] if evaluations else None
+        return None if written is None else (written[0], Call(next(self._numbers), kind))
+
+
+def _read_traceback(equation: Any) -> tuple[Place, str | None, Any] | None:
+    """The place of an equation, and the call of `jax.random` that it belongs to."""
+    traceback = getattr(equation.source_info, "traceback", None)
+    if traceback is None:
+        return None
+    codes, offsets = traceback.raw_frames()
+    through = user = function = None
+    for code, offset in zip(codes, offsets, strict=True):
+        room = _room(code.co_filename)
+        if room == "random" and through is None:
+            function = code.co_name
+        elif room in ("own", "installed", "user"):
+            through = through or (code, offset)
+            if room == "user":
+                user = (code, offset)
+                break
+    if through is None:
+        return None
+    numbers = [None if at is None else (at[0], _line_number(*at)) for at in (user, through)]
+    return _place(*numbers), function, (through, function)
+
+
+def _line_number(code: Any, offset: int) -> int:
+    positions = list(code.co_positions())
+    line = positions[offset // 2][0] if offset // 2 < len(positions) else None
+    return int(line or code.co_firstlineno)
+
+
+def _place(user: Any, through: Any) -> Place:
+    at = user or through
+    if at is None:
+        return Place(Line("", 0, ""))
+    line = Line(at[0].co_filename, at[1], at[0].co_name)
+    if through is None or through[0] is at[0]:
+        return Place(line)
+    return Place(line, Line(through[0].co_filename, through[1], through[0].co_name))
+
+
+@functools.lru_cache(maxsize=4096)
+def _room(file: str) -> str:
+    """Whose code a file is: user, own, installed, jax, random, hidden."""
+    path = os.path.abspath(file) if not file.startswith("<") else file
+    if path in _HIDDEN:
+        return "hidden"
+    if path.startswith(_JAX):
+        return "random" if path.startswith(_JAX_RANDOM) else "jax"
+    if path.startswith(_OWN):
+        return "own"
+    if path.startswith(_INSTALLED) or path.startswith("<frozen"):
+        return "installed"
+    return "user"
+
+
+def _spoken(frame: Any) -> tuple[str, Any] | None:
+    found = _SPEAKING.get((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
+    if found is None:
+        return None
+    word, names = found
+    if word == "stream":
+        return word, frame.f_locals["names"]
+    return word, _digest([frame.f_locals.get(name) for name in names]) if names else None
+
+
+def _asked_shape(shape: Any) -> tuple[int, ...] | None:
+    if isinstance(shape, int):
+        return (shape,)
+    if isinstance(shape, (tuple, list)) and all(isinstance(length, int) for length in shape):
+        return tuple(shape)
+    return None
+
+
+def _asked_dtype(dtype: Any) -> str | None:
+    if dtype is None:
+        return None
+    try:
+        return str(jax.dtypes.canonicalize_dtype(dtype))
+    except (TypeError, ValueError):
+        return None
+
+
+def _short(file: str) -> str:
+    relative = os.path.relpath(file) if file and not file.startswith("<") else file
+    return file if relative.startswith("..") else relative
+
+
+def _host_states() -> tuple[Any, ...]:
+    kind, words, *rest = np.random.get_state()
+    return kind, np.asarray(words).tobytes(), tuple(rest), random.getstate()
+
+
+def _digest(value: Any) -> str:
+    """A digest of every array that is reachable from a value: arguments, closures, defaults."""
+    digest = hashlib.sha256()
+    for array in _arrays(value, set(), 0):
+        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _arrays(value: Any, seen: set[int], depth: int) -> Iterator[np.ndarray[Any, Any]]:
+    if depth > 6 or id(value) in seen:
+        return
+    seen.add(id(value))
+    value = _known(value)
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        yield _internals.words_of(value).rows
+    elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        if not isinstance(value, jax.core.Tracer):
+            yield np.asarray(value)
+    elif not isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
+        # Numbers of Python are left out: which of several losses is differentiated is one of them.
+        for part in _parts(value):
+            yield from _arrays(part, seen, depth + 1)
+
+
+def _known(value: Any) -> Any:
+    """What lies under the tracers of outer transformations."""
+    while isinstance(value, jax.core.Tracer):
+        inner = getattr(value, "val", getattr(value, "primal", None))
+        if inner is None:
+            return value
+        value = inner
+    return value
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a function or a container holds, in a fixed order."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(getattr(value, "__code__", None), type(_parts.__code__)):
+        yield from _held_by_function(value)
+    elif isinstance(getattr(value, "__wrapped__", None), Callable):  # type: ignore[arg-type]
+        yield value.__wrapped__
+    else:
+        children = jax.tree.leaves(value, is_leaf=lambda inner: inner is not value)
+        if not (len(children) == 1 and children[0] is value):
+            yield from children
+
+
+def _held_by_function(function: Any) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    for name in function.__code__.co_names:
+        held = function.__globals__.get(name)
+        if isinstance(held, (jax.Array, np.ndarray, dict, list, tuple)):
+            yield held
