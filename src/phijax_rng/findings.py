@@ -307,7 +307,7 @@ class _Examination:
         ways = self._ways(bits)
         if len(draws) > 1:
             self._report(self._kind_of_repeat(bits, draws, ways), bits, draws)
-        elif draws and derived:
+        if draws and derived:
             kind = "two paths" if len(ways) > 1 else "drawn and split"
             self._report(kind, bits, sorted([*draws, derived[0]], key=lambda use: use.index))
         elif len(ways) > 1 and len({use.event.place for use in derived}) > 1:
@@ -368,7 +368,7 @@ class _Examination:
         rank = "note" if kind in NOTES or (bits in self.cloned and kind == "drawn twice") else "fault"
         name = self.name(bits)
         shown = [uses[0], *(use for use in uses[1:] if use.event.place != uses[0].event.place)][:4]
-        times = f", {len(uses)} times" if len(uses) > len(shown) else ""
+        times = "twice" if len(uses) == 2 else f"{len(uses)} times"
         if len(shown) == 1 and len(uses) > 1:
             shown = uses[:2]
         text = _SENTENCES[kind].format(name=name, rows=rows, times=times)
@@ -393,16 +393,15 @@ class _Examination:
             found = list(by_place.values())[::-1]
         if kind == "restarted" and len(found) == 1:
             found = found * 2
+        if not found and bits in self.given:
+            found = [_Derivation("given", None, self.name(bits), Place(Line("", 0, "")), -1)]
         return found[:2]
 
     def _derived_text(self, derivation: _Derivation) -> str:
         if derivation.word == "given":
             return f"{derivation.label}, as it was given"
         parent = "" if derivation.parent is None else self.name(derivation.parent)
-        label = derivation.label
-        if derivation.word == "wrap":
-            return f"{label} at {derivation.place}"
-        return f"{parent}{label} at {derivation.place}"
+        return f"{parent}{derivation.label} at {derivation.place}"
 
     def _judge_events(self) -> None:
         for event in self.events:
@@ -443,10 +442,10 @@ class _Examination:
     ) -> None:
         rank = rank or ("note" if kind in NOTES else "fault")
         names = names or (tuple(self.name(b) for b in _bits(event.out)[:1]) if event.out else ())
-        derivations = ()
-        if event.keys is not None and names:
-            first = _bits(event.keys)[0]
-            derivations = tuple(self._derived_text(d) for d in self._ways(first)[:1])
+        derivations: tuple[str, ...] = ()
+        if event.keys is not None:
+            shown = self._shown_derivations(_bits(event.keys)[0], kind)[:1]
+            derivations = tuple(map(self._derived_text, shown))
         use = f"{event.call.function if event.kind != 'host' else event.data} at {event.place}"
         self.findings.append(
             Finding(kind, rank, names, derivations, (use,), (event.place,), text, MENDS[kind])
@@ -471,9 +470,7 @@ class _Examination:
             if derivations:
                 first = derivations[0]
                 found = (self.name(first.parent) if first.parent is not None else "") + first.label
-                if first.word == "wrap":
-                    found = fingerprint(bits)
-            else:
+            if not derivations or derivations[0].word == "wrap":
                 found = fingerprint(bits)
         self.names[bits] = found
         return found
@@ -527,10 +524,10 @@ class _Examination:
 
 
 _SENTENCES = {
-    "drawn twice": "{name} is drawn from twice{times}",
-    "two paths": "one key is reached by two paths and used on both: {name}{times}",
+    "drawn twice": "{name} is drawn from {times}",
+    "two paths": "one key is reached by two paths and used on both: {name}",
     "drawn and split": "{name} is drawn from and also split or folded into",
-    "restarted": "a stream starts again: {name} is made and drawn from again{times}",
+    "restarted": "a stream starts again: {name} is made and drawn from again",
     "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
     "replay": "{name} is drawn from again by the same line of the same computation",
 }

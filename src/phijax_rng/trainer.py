@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from phijax_rng import _checks, contract, environment, keys, starts
+from phijax_rng.auditing import AuditReport
 from phijax_rng.balancers import LossBalancer
 from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
@@ -27,6 +28,7 @@ from phijax_rng.module import DataModule, LossModule
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.record import Record
+from phijax_rng.rehearsal import rehearse
 from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.signals import StopSignals
 from phijax_rng.sources import HostSource
@@ -235,6 +237,36 @@ class Trainer:
                 root=None,
             )
             return self._train(run, start, restored, on_change, signals)
+
+    def audit(
+        self,
+        module: LossModule,
+        *,
+        datamodule: DataModule,
+        optimizer: Any,
+        seed: Any = 42,
+        balancer: LossBalancer | None = None,
+        steps: int = 3,
+        allow: Iterable[str] = (),
+    ) -> AuditReport:
+        """Who draws what from which key when this run starts: initialisation and the first `steps` updates.
+
+        The arguments are those of `fit`. Nothing is saved, and nothing that training needs is changed. It
+        runs op by op, so keep `steps` small; see `auditing.audit` for `allow` and for what it raises.
+        """
+        _require_module(module, balancer)
+        _require_datamodule(datamodule)
+        _require_optimizer(optimizer)
+        with _prepared(datamodule):
+            return rehearse(
+                module,
+                datamodule=datamodule,
+                optimizer=optimizer,
+                seed=seed,
+                balancer=balancer,
+                steps=_checks.positive(steps, "steps"),
+                allow=allow,
+            )
 
     @contextlib.contextmanager
     def _begun(
