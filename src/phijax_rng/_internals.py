@@ -235,7 +235,11 @@ def _described(kind: str, args: tuple[Any, ...], params: dict[str, Any], out: An
     if kind == "split":
         return {"keys": keys, "out": words_of(out), "data": tuple(params["shape"])}
     if kind == "fold_in":
-        return {"keys": keys, "out": words_of(out), "data": np.broadcast_to(args[1], keys.shape).reshape(-1)}
+        # Keys and numbers are broadcast against each other: one key and many numbers under vmap.
+        places = np.broadcast_to(np.arange(len(keys.rows)).reshape(keys.shape), out.shape).reshape(-1)
+        folded = np.broadcast_to(np.asarray(args[1]), out.shape).reshape(-1)
+        repeated = Words(keys.implementation, keys.rows[places], tuple(out.shape))
+        return {"keys": repeated, "out": words_of(out), "data": folded}
     if kind == "clone":
         return {"keys": keys, "out": None}
     if kind == "bits":
@@ -458,7 +462,6 @@ def _install_mapping(patches: _Patches, source: dict[str, Any]) -> None:
             with watcher.enter("meshes", axes), core.set_current_trace(trace):
                 return _map_over_mesh(source["config"], fun, args, params)
         except Exception:
-            if __import__("os").environ.get("DBG"): __import__("traceback").print_exc()
             watcher.discard_since(mark)
             watcher.unseen("shard_map")
         with watcher.blinded():

@@ -11,6 +11,7 @@ split and folded into as often as one likes with different numbers, and not both
 
 import dataclasses
 import fnmatch
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -197,6 +198,7 @@ class _Examination:
         self._streams: dict[Bits, tuple[Bits, int]] = {}
         self.names: dict[Bits, str] = {}
         self.findings: list[Finding] = []
+        self._call_rows = _common_rows(events)
         self._read()
 
     def ledger(self) -> Ledger:
@@ -280,7 +282,7 @@ class _Examination:
             for row, bits in enumerate(_bits(event.keys)):
                 if bits in inner[call.number]:
                     continue
-                once = (call.number, bits, event.rows)
+                once = (call.number, bits)
                 if once in counted:
                     continue
                 counted.add(once)
@@ -324,11 +326,11 @@ class _Examination:
         """Draws of different rows of one `vmap` count once, and are reported as broadcast."""
         kept: dict[tuple[Any, ...], _Use] = {}
         for use in draws:
-            groups = tuple(group for group, _, _ in use.event.rows)
-            rows = tuple(row for _, row, _ in use.event.rows)
+            rows = self._call_rows[use.event.call.number]
+            groups = tuple(group for group, _, _ in rows)
             first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
-            if first is not use and tuple(row for _, row, _ in first.event.rows) != rows:
-                self._report("broadcast", bits, [first], rows=use.event.rows[-1][2])
+            if first is not use and self._call_rows[first.event.call.number] != rows:
+                self._report("broadcast", bits, [first], rows=rows[-1][2])
             elif first is not use:
                 kept[(use.index,)] = use
         return sorted(kept.values(), key=lambda use: use.index)
@@ -478,11 +480,11 @@ class _Examination:
     # -- what is reported ----------------------------------------------------------------------
 
     def _draws(self) -> tuple[Draw, ...]:
-        calls: dict[tuple[int, Any], dict[Bits, _Use]] = defaultdict(dict)
+        calls: dict[int, dict[Bits, _Use]] = defaultdict(dict)
         for bits, uses in self.uses.items():
             for use in uses:
                 if use.draws:
-                    calls[use.event.call.number, use.event.rows][bits] = use
+                    calls[use.event.call.number][bits] = use
         counted: dict[Draw, int] = defaultdict(int)
         shapes = {e.call.number: (e.shape, e.bits) for e in self.events if e.kind in ("bits", "gamma")}
         for found in (item[1] for item in sorted(calls.items(), key=_first_index)):
@@ -563,7 +565,17 @@ def name_matches(name: str, pattern: str) -> bool:
     )
 
 
-def _first_index(item: tuple[Any, dict[Bits, _Use]]) -> int:
+def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], ...]]:
+    """Call -> the rows that it ran in; not those that it opened itself, as `poisson` does under `vmap`."""
+    common: dict[int, tuple[tuple[int, int, int], ...]] = {}
+    for event in events:
+        before = common.setdefault(event.call.number, event.rows)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, event.rows)))
+        common[event.call.number] = before[:same]
+    return common
+
+
+def _first_index(item: tuple[int, dict[Bits, _Use]]) -> int:
     return min(use.index for use in item[1].values())
 
 
