@@ -59,10 +59,17 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Place:
-    """Where something was asked for: the user's line, and the library line that did it, if another."""
+    """Where something was asked for.
+
+    Attributes:
+        line: the innermost line of the user's code.
+        through: the library line that did it, if it is another.
+        callers: the user's lines around it, from the inside out; without influence on equality.
+    """
 
     line: Line
     through: Line | None = None
+    callers: tuple[Line, ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:
         return str(self.line) if self.through is None else f"{self.line} (through {self.through})"
@@ -140,18 +147,16 @@ class Observer:
         self._numbers = iter(range(sys.maxsize))
         self._call: tuple[Any, Call] | None = None
         self._loops: dict[int, Any] = {}
-        self._base: Any = None
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Events are collected inside the block."""
-        self._base = sys._getframe()
         before = _host_states()
         try:
             with _internals.watching(self):
                 yield
         finally:
-            self._call = self._base = None
+            self._call = None
             self._loops.clear()
             if _host_states() != before and not any(event.kind == "host" for event in self.events):
                 nowhere = Place(Line("", 0, ""))
@@ -241,33 +246,31 @@ class Observer:
 
     def _look(self, kind: str) -> tuple[Place, Call, Any, tuple[int, ...]]:
         """Who asked: place, call, speaking function, loops."""
-        through = user = outermost_random = speaking = None
-        evaluated = False
+        through = outermost_random = speaking = None
+        users: list[Any] = []
+        evaluated = audited = False
         loops = []
-        frame = sys._getframe(2)
-        while frame is not None and frame is not self._base:
+        frame: Any = sys._getframe(2)
+        while frame is not None and not (audited and users):
             code = frame.f_code
             room = _room(code.co_filename)
             if room == "hidden":
                 evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
-            elif room == "jax":
-                if code.co_name == "while_loop":
-                    loops.append(id(frame))
-                    self._loops[id(frame)] = frame  # alive, so that no other gets its id
-            elif room == "random":
-                if through is None:
-                    outermost_random = frame
-            else:
-                through = through or frame
-                if room == "own":
-                    speaking = speaking or _spoken(frame)
-                elif room == "user" and user is None:
-                    user = frame
-            frame = frame.f_back  # type: ignore[assignment]
+                audited = audited or code.co_filename.endswith("auditing.py")
+            elif room == "jax" and code.co_name == "while_loop":
+                loops.append(id(frame))
+                self._loops[id(frame)] = frame  # alive, so that no other gets its id
+            elif room == "random" and through is None:
+                outermost_random = frame
+            elif room in ("own", "installed", "user"):
+                through = through or (code, frame.f_lineno)
+                speaking = speaking or (_spoken(frame) if room == "own" else None)
+                if room == "user":
+                    users.append((code, frame.f_lineno))
+            frame = frame.f_back
         if outermost_random is None and evaluated and (written := self._written(kind)):
             return (*written, None, tuple(loops))
-        place = _place(*(None if f is None else (f.f_code, f.f_lineno) for f in (user, through)))
-        return place, self._called(kind, outermost_random), speaking, tuple(loops)
+        return _place(users, through), self._called(kind, outermost_random), speaking, tuple(loops)
 
     def _called(self, kind: str, frame: Any) -> Call:
         if frame is None:
@@ -299,20 +302,22 @@ def _read_traceback(equation: Any) -> tuple[Place, str | None, Any] | None:
     if traceback is None:
         return None
     codes, offsets = traceback.raw_frames()
-    through = user = function = None
+    through = function = None
+    users = []
     for code, offset in zip(codes, offsets, strict=True):
         room = _room(code.co_filename)
+        if code.co_filename.endswith("auditing.py") and room == "hidden" and users:
+            break
         if room == "random" and through is None:
             function = code.co_name
         elif room in ("own", "installed", "user"):
             through = through or (code, offset)
             if room == "user":
-                user = (code, offset)
-                break
+                users.append((code, offset))
     if through is None:
         return None
-    numbers = [None if at is None else (at[0], _line_number(*at)) for at in (user, through)]
-    return _place(*numbers), function, (through, function)
+    lines = [(code, _line_number(code, offset)) for code, offset in users]
+    return _place(lines, (through[0], _line_number(*through))), function, (through, function)
 
 
 def _line_number(code: Any, offset: int) -> int:
@@ -321,14 +326,15 @@ def _line_number(code: Any, offset: int) -> int:
     return int(line or code.co_firstlineno)
 
 
-def _place(user: Any, through: Any) -> Place:
-    at = user or through
-    if at is None:
+def _place(users: list[Any], through: Any) -> Place:
+    """The place of these `(code, line)`s, from the inside out."""
+    if through is None:
         return Place(Line("", 0, ""))
-    line = Line(at[0].co_filename, at[1], at[0].co_name)
-    if through is None or through[0] is at[0]:
-        return Place(line)
-    return Place(line, Line(through[0].co_filename, through[1], through[0].co_name))
+    lines = [Line(code.co_filename, number, code.co_name) for code, number in users or [through]]
+    if not users or through[0] is users[0][0]:
+        return Place(lines[0], None, tuple(lines[1:]))
+    library = Line(through[0].co_filename, through[1], through[0].co_name)
+    return Place(lines[0], library, tuple(lines[1:]))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -97,8 +97,8 @@ class Finding:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines of the uses, in order."""
-        return tuple(place.line for place in self.places)
+        """The lines of the uses, in order, and those that called them where the uses share one line."""
+        return tuple(line for place in self.places for line in (place.line, *place.callers))
 
     def __str__(self) -> str:
         listed = [f"{self.rank}: {self.text}"]
@@ -153,9 +153,13 @@ class _Use:
     signature: tuple[Any, ...]
 
     @property
+    def place(self) -> Place:
+        return self.event.place
+
+    @property
     def text(self) -> str:
-        call = self.event.call.function if self.draws else f"jax.random.{self.event.kind}"
-        return f"{call} at {self.event.place}"
+        word = self.event.call.function if self.draws else self.event.kind
+        return f"{word} at {self.place}"
 
 
 def examine(
@@ -312,7 +316,7 @@ class _Examination:
         if draws and derived:
             kind = "two paths" if len(ways) > 1 else "drawn and split"
             self._report(kind, bits, sorted([*draws, derived[0]], key=lambda use: use.index))
-        elif len(ways) > 1 and len({use.event.place for use in derived}) > 1:
+        elif len(ways) > 1 and len({use.place for use in derived}) > 1:
             self._report("two paths", bits, derived)
 
     def _ways(self, bits: Bits) -> list[_Derivation]:
@@ -369,10 +373,11 @@ class _Examination:
     def _report(self, kind: str, bits: Bits, uses: list[_Use], *, rows: int = 0) -> None:
         rank = "note" if kind in NOTES or (bits in self.cloned and kind == "drawn twice") else "fault"
         name = self.name(bits)
-        shown = [uses[0], *(use for use in uses[1:] if use.event.place != uses[0].event.place)][:4]
         times = "twice" if len(uses) == 2 else f"{len(uses)} times"
-        if len(shown) == 1 and len(uses) > 1:
-            shown = uses[:2]
+        uses = uses[:20]
+        callers = _parting_callers(uses)
+        shown = list({(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values())
+        shown = shown[::-1][:4] if len(shown) > 1 else list(zip(uses, callers, strict=True))[:2]
         text = _SENTENCES[kind].format(name=name, rows=rows, times=times)
         derivations = [self._derived_text(d) for d in self._shown_derivations(bits, kind)]
         self.findings.append(
@@ -381,8 +386,8 @@ class _Examination:
                 rank,
                 (name,),
                 tuple(derivations),
-                tuple(use.text for use in shown),
-                tuple(use.event.place for use in shown),
+                tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
+                tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
                 text,
                 MENDS[kind],
             )
@@ -565,6 +570,20 @@ def name_matches(name: str, pattern: str) -> bool:
     )
 
 
+def _parting_callers(uses: list[_Use]) -> list[Line | None]:
+    """Where uses at one line part: for each, its innermost caller that another use at that line has not."""
+    callers: list[Line | None] = []
+    for use in uses:
+        alike = [other for other in uses if other.place == use.place]
+        parting = (
+            line
+            for depth, line in enumerate(use.place.callers)
+            if any(other.place.callers[depth : depth + 1] != (line,) for other in alike)
+        )
+        callers.append(next(parting, None))
+    return callers
+
+
 def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], ...]]:
     """Call -> the rows that it ran in; not those that it opened itself, as `poisson` does under `vmap`."""
     common: dict[int, tuple[tuple[int, int, int], ...]] = {}
@@ -597,7 +616,7 @@ def _gathered(findings: Iterable[Finding]) -> list[Finding]:
     """Findings of one kind at the same lines as one, faults first."""
     groups: dict[Any, list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups[finding.kind, finding.rank, finding.places, finding.allowed].append(finding)
+        groups[finding.kind, finding.rank, finding.uses, finding.allowed].append(finding)
     gathered = []
     for alike in groups.values():
         names = tuple(dict.fromkeys(name for finding in alike for name in finding.keys))
