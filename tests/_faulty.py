@@ -198,6 +198,21 @@ def a_resumed_loop_that_repeats_step_zero(key: jax.Array) -> Any:
 
 
 @fault("restarted")
+def a_resumed_run_that_begins_with_its_seed(key: jax.Array) -> Any:
+    seed = jax.random.bits(key)
+
+    def train(start: int, stop: int) -> jax.Array:
+        key = jax.random.key(seed)
+        total = jnp.zeros(())
+        for _ in range(start, stop):
+            key, own = jax.random.split(key)
+            total += jax.random.normal(own)  # here
+        return total
+
+    return train(0, 3) + train(3, 5)
+
+
+@fault("restarted")
 def a_step_that_is_not_folded_in(key: jax.Array) -> Any:
     return [jax.random.normal(jax.random.fold_in(key, 0)) for step in range(3)]  # here
 

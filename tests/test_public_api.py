@@ -16,9 +16,9 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
-    ("_checks", "_types", "_pytrees", "errors", "determinism"),
-    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
-    ("_rows", "_weights"),  # what the samplers of the next row share
+    ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports"),
+    ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock", "_observe"),
+    ("_rows", "_weights", "findings"),  # what the samplers of the next row share, and what an audit finds
     (
         *("samplers", "domains", "sequences", "balancers"),
         *("module", "state", "contract", "auditing"),
@@ -27,7 +27,7 @@ LAYERS = (
     ("manifest",),  # how the checkpoints of the next row store a state
     ("sources", "iterables", "step", "checkpoints"),
     ("loop", "feeds", "starts", "purity", "callbacks", "placement", "signals", "progress"),
-    ("record",),  # what a run promises, and what it is held to
+    ("record", "rehearsal"),  # what a run promises and is held to, and its first steps in the open
     ("looks",),  # what the trainer does between two chunks of the loop
     ("trainer",),
     ("cli", "__main__", "testing", "interop"),

@@ -1,6 +1,7 @@
 """One seed, named streams, batches by step, and runs that resume to the same bits."""
 
 from phijax_rng import keys, shuffle
+from phijax_rng.auditing import AuditReport, audit
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
@@ -19,6 +20,7 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
+from phijax_rng.findings import Draw, Finding
 from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loop import Chunk, TrainLoop
@@ -40,6 +42,7 @@ from phijax_rng.trainer import FitResult, Trainer
 
 __all__ = [
     "AdaptiveSampler",
+    "AuditReport",
     "Callback",
     "CheckpointMismatchError",
     "Checkpoints",
@@ -48,7 +51,9 @@ __all__ = [
     "DataModule",
     "DatasetSampler",
     "DirectoryInUseError",
+    "Draw",
     "Event",
+    "Finding",
     "FitResult",
     "HostPool",
     "HostSampler",
@@ -79,6 +84,7 @@ __all__ = [
     "UniformDomainSampler",
     "WeightedRowSampler",
     "advance",
+    "audit",
     "deterministic_xla_flags",
     "initialize_train_state",
     "keys",

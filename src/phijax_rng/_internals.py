@@ -80,8 +80,8 @@ class Watcher(Protocol):
     def blinded(self) -> contextlib.AbstractContextManager[None]:
         """For a `with` block, nothing is reported."""
 
-    def discard_loop(self, number: int) -> None:
-        """The Python loop in the frame with this id gave up and will be run again from its start."""
+    def discard_loop(self) -> None:
+        """If the caller is `lax.while_loop`: its Python loop gave up, and will run again from its start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,9 +345,8 @@ _WALKS = {
 
 def _bind_while(*args: Any, **params: Any) -> Any:
     """`lax.while_loop` first tries Python's own loop, and binds the primitive when that gave up."""
-    watcher, caller = _mine(), sys._getframe(1)
-    if watcher is not None and caller.f_code.co_name == "while_loop":
-        watcher.discard_loop(id(caller))
+    if (watcher := _mine()) is not None:
+        watcher.discard_loop()
     return type(jep.while_p).bind(jep.while_p, *args, **params)
 
 
@@ -588,6 +587,14 @@ def _install_unseen(patches: _Patches, source: dict[str, Any]) -> None:
             return call(executable, *args, **kwargs)
 
     patches.set(compiled, "__call__", __call__)
+    start = threading.Thread.start
+
+    def start_thread(thread: threading.Thread) -> None:
+        if (watcher := _mine()) is not None:
+            watcher.unseen(f"thread {thread.name!r}")
+        start(thread)
+
+    patches.set(threading.Thread, "start", start_thread)
 
 
 _RAW = frozenset(

@@ -33,6 +33,8 @@ _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = tuple(
     sorted({path + os.sep for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))})
 )
+# They wrap other functions, to check annotations; who asked lies further out.
+_TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
 _HIDDEN = frozenset(os.path.join(_OWN, name) for name in ("_internals.py", "_observe.py", "auditing.py"))
 
 # Functions of this package whose frames say more than the primitive does.
@@ -54,7 +56,7 @@ class Line:
     function: str
 
     def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.number}"
+        return f"{_short(self.file)}:{self.number}" if self.file else self.function
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -73,6 +75,9 @@ class Place:
 
     def __str__(self) -> str:
         return str(self.line) if self.through is None else f"{self.line} (through {self.through})"
+
+
+_NOWHERE = Place(Line("", 0, "an unknown line"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +163,11 @@ class Observer:
         finally:
             self._call = None
             self._loops.clear()
-            if _host_states() != before and not any(event.kind == "host" for event in self.events):
-                nowhere = Place(Line("", 0, ""))
-                call = Call(next(self._numbers), "a global generator")
-                self.events.append(Event("host", None, None, nowhere, call, data="a global generator"))
+            told = {event.data.partition(".")[0] for event in self.events if event.kind == "host"}
+            for name, state in _host_states().items():
+                if state != before[name] and name not in told:
+                    call = Call(next(self._numbers), f"the global generator of {name}")
+                    self.events.append(Event("host", None, None, _NOWHERE, call, data=name))
 
     @contextlib.contextmanager
     def enter(self, stack: str, entry: Any) -> Iterator[None]:
@@ -215,7 +221,7 @@ class Observer:
     def foreign(self, kind: str) -> None:
         """See `_internals.Watcher`."""
         name = threading.current_thread().name
-        self.not_seen.append(Unseen(f"{kind} in thread {name!r}", Place(Line("", 0, ""))))
+        self.not_seen.append(Unseen(f"{kind} in thread {name!r}", _NOWHERE))
 
     def mark(self) -> int:
         """A point to which `discard_since` can go back."""
@@ -225,8 +231,14 @@ class Observer:
         """Forgets what was recorded since, because it will happen again."""
         del self.events[mark:]
 
-    def discard_loop(self, number: int) -> None:
+    def discard_loop(self) -> None:
         """See `_internals.Watcher`."""
+        frame: Any = sys._getframe(1)
+        while _room(frame.f_code.co_filename) in ("hidden", "transparent"):
+            frame = frame.f_back
+        if frame.f_code.co_name != "while_loop":
+            return
+        number = id(frame)
         self.events = [event for event in self.events if number not in event.loops]
 
     def _unmasked(self, keys: Words | None, out: Words | None, details: dict[str, Any]) -> Any:
@@ -283,41 +295,47 @@ class Observer:
 
     def _written(self, kind: str) -> tuple[Place, Call] | None:
         """Who wrote the equation that is evaluated, from its traceback."""
-        evaluations = [(e.number, _read_traceback(e.equation)) for e in self.stacks["evaluations"]]
-        # What lies inside of an equation of jax.random belongs to it; JAX shares jaxprs among calls, so
-        # the lines further in may be those of another call.
-        for number, written in evaluations:
+        evaluations = self.stacks["evaluations"]
+        frames: list[Any] = []
+        written = None
+        for evaluation in evaluations:
+            # The traceback of an equation ends where its jit began; that of the equation around it goes on.
+            frames = [*_frames(evaluation.equation), *frames]
+            written = _read_frames(frames)
             if written is not None and written[1] is not None:
-                place, function, key = written
-                if self._call is None or self._call[0] != (number, key):
-                    self._call = ((number, key), Call(next(self._numbers), function))
+                # All that lies inside an equation of jax.random belongs to it; JAX shares jaxprs among
+                # calls, so the lines further in may be those of another.
+                place, function, through = written
+                token = (evaluation.number, through)
+                if self._call is None or self._call[0] != token:
+                    self._call = (token, Call(next(self._numbers), function))
                 return place, self._call[1]
-        written = evaluations[-1][1] if evaluations else None
         return None if written is None else (written[0], Call(next(self._numbers), kind))
 
 
-def _read_traceback(equation: Any) -> tuple[Place, str | None, Any] | None:
-    """The place of an equation, and the call of `jax.random` that it belongs to."""
+def _frames(equation: Any) -> list[tuple[Any, int]]:
+    """Code and offset for each frame that was there when an equation was traced, from the inside out."""
     traceback = getattr(equation.source_info, "traceback", None)
-    if traceback is None:
-        return None
-    codes, offsets = traceback.raw_frames()
+    return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
+
+
+def _read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] | None:
+    """Who asked, the function of `jax.random` they called, and from where; `None` if all frames are JAX's."""
     through = function = None
     users = []
-    for code, offset in zip(codes, offsets, strict=True):
+    for code, offset in frames:
         room = _room(code.co_filename)
-        if code.co_filename.endswith("auditing.py") and room == "hidden" and users:
+        if room == "hidden" and code.co_filename.endswith("auditing.py") and users:
             break
         if room == "random" and through is None:
             function = code.co_name
         elif room in ("own", "installed", "user"):
             through = through or (code, offset)
             if room == "user":
-                users.append((code, offset))
+                users.append((code, _line_number(code, offset)))
     if through is None:
         return None
-    lines = [(code, _line_number(code, offset)) for code, offset in users]
-    return _place(lines, (through[0], _line_number(*through))), function, (through, function)
+    return _place(users, (through[0], _line_number(*through))), function, through
 
 
 def _line_number(code: Any, offset: int) -> int:
@@ -329,7 +347,7 @@ def _line_number(code: Any, offset: int) -> int:
 def _place(users: list[Any], through: Any) -> Place:
     """The place of these `(code, line)`s, from the inside out."""
     if through is None:
-        return Place(Line("", 0, ""))
+        return _NOWHERE
     lines = [Line(code.co_filename, number, code.co_name) for code, number in users or [through]]
     if not users or through[0] is users[0][0]:
         return Place(lines[0], None, tuple(lines[1:]))
@@ -339,10 +357,12 @@ def _place(users: list[Any], through: Any) -> Place:
 
 @functools.lru_cache(maxsize=4096)
 def _room(file: str) -> str:
-    """Whose code a file is: user, own, installed, jax, random, hidden."""
+    """Whose code a file is: user, own, installed, jax, random, hidden or transparent."""
     path = os.path.abspath(file) if not file.startswith("<") else file
     if path in _HIDDEN:
         return "hidden"
+    if path.startswith("<@beartype") or any(name in path for name in _TRANSPARENT):
+        return "transparent"
     if path.startswith(_JAX):
         return "random" if path.startswith(_JAX_RANDOM) else "jax"
     if path.startswith(_OWN):
@@ -384,9 +404,9 @@ def _short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
-def _host_states() -> tuple[Any, ...]:
+def _host_states() -> dict[str, Any]:
     kind, words, *rest = np.random.get_state()
-    return kind, np.asarray(words).tobytes(), tuple(rest), random.getstate()
+    return {"numpy": (kind, np.asarray(words).tobytes(), tuple(rest)), "random": random.getstate()}
 
 
 def _digest(value: Any) -> str:
@@ -432,7 +452,10 @@ def _parts(value: Any) -> Iterator[Any]:
     elif isinstance(getattr(value, "__wrapped__", None), Callable):  # type: ignore[arg-type]
         yield value.__wrapped__
     else:
-        children = jax.tree.leaves(value, is_leaf=lambda inner: inner is not value)
+        try:
+            children = jax.tree.leaves(value, is_leaf=lambda inner: inner is not value)
+        except ValueError:  # a dict whose keys have no order
+            return
         if not (len(children) == 1 and children[0] is value):
             yield from children
 

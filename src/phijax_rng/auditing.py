@@ -197,7 +197,11 @@ def _named(names: Any) -> list[tuple[str, Any]]:
 
 
 def _keys_in(tree: Any, *, legacy: bool = False) -> Iterator[tuple[str, Words]]:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    try:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    except ValueError:  # a dict whose keys have no order
+        return
+    for path, leaf in leaves:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or isinstance(leaf, jax.core.Tracer):
             continue
@@ -242,7 +246,11 @@ def _held(fn: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _integers(value: Any) -> Iterator[int]:
-    for leaf in jax.tree.leaves(value):
+    try:
+        leaves = jax.tree.leaves(value)
+    except ValueError:
+        return
+    for leaf in leaves:
         if _checks.is_whole(leaf) and not isinstance(leaf, jax.core.Tracer):
             yield int(leaf)
 

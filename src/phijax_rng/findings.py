@@ -401,7 +401,7 @@ class _Examination:
         if kind == "restarted" and len(found) == 1:
             found = found * 2
         if not found and bits in self.given:
-            found = [_Derivation("given", None, self.name(bits), Place(Line("", 0, "")), -1)]
+            found = [_Derivation("given", None, self.name(bits), self.uses[bits][0].place, -1)]
         return found[:2]
 
     def _derived_text(self, derivation: _Derivation) -> str:
@@ -413,7 +413,10 @@ class _Examination:
     def _judge_events(self) -> None:
         for event in self.events:
             if event.kind == "host":
-                self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
+                # Type checkers and the like draw from Python's generator: without a line it may be theirs.
+                rank = "note" if event.data == "random" else "fault"
+                text = f"{_GENERATORS.get(event.data, event.data)} gives numbers that no key names"
+                self._event_finding("no key", event, text, rank=rank)
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
                 seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {_seed_in(event)}
                 if not seeds <= self.given_seeds:
@@ -453,7 +456,8 @@ class _Examination:
         if event.keys is not None:
             shown = self._shown_derivations(_bits(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
-        use = f"{event.call.function if event.kind != 'host' else event.data} at {event.place}"
+        word = event.data if event.kind == "host" else event.call.function
+        use = f"{_GENERATORS.get(word, word)} at {event.place}"
         self.findings.append(
             Finding(kind, rank, names, derivations, (use,), (event.place,), text, MENDS[kind])
         )
@@ -529,6 +533,8 @@ class _Examination:
             nodes.append(KeyNode(self.name(bits), parent, how, draws, ranks.get(self.name(bits))))
         return tuple(nodes)
 
+
+_GENERATORS = {"numpy": "the global generator of NumPy", "random": "the global generator of Python"}
 
 _SENTENCES = {
     "drawn twice": "{name} is drawn from {times}",
