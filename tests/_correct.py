@@ -50,7 +50,9 @@ def our_rows_without_replacement(key: jax.Array) -> Any:
 def our_streams(key: jax.Array) -> Any:
     model, runtime, sampling, balancer = keys.split_root(key)
     noise = [jax.random.normal(keys.stream(key, "evaluation", str(i))) for i in range(2)]
-    batch = [jax.random.normal(keys.fold_in(sampling, example, step)) for example in (0, 1) for step in (0, 1)]
+    batch = [
+        jax.random.normal(keys.fold_in(sampling, example, step)) for example in (0, 1) for step in (0, 1)
+    ]
     return noise, batch, jax.random.normal(model), keys.host_rng(runtime).normal(), jax.random.bits(balancer)
 
 
@@ -245,7 +247,9 @@ def numpyro_predictive(key: jax.Array) -> Any:
 def blackjax_random_walk(key: jax.Array) -> Any:
     import blackjax
 
-    walk = blackjax.additive_step_random_walk(lambda x: -jnp.sum(x**2), blackjax.mcmc.random_walk.normal(jnp.asarray(0.5)))
+    walk = blackjax.additive_step_random_walk(
+        lambda x: -jnp.sum(x**2), blackjax.mcmc.random_walk.normal(jnp.asarray(0.5))
+    )
     state = walk.init(jnp.zeros(2))
     for own in jax.random.split(key, 2):
         state, _ = walk.step(own, state)

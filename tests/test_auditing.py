@@ -31,7 +31,11 @@ def test_a_program_that_is_right_is_clean(name: str) -> None:
 
 
 def test_the_audited_program_gives_what_it_gives_without_the_audit() -> None:
-    for name in ("a scan that carries its key", "a while loop with a trip count per row", "a cond under vmap"):
+    for name in (
+        "a scan that carries its key",
+        "a while loop with a trip count per row",
+        "a cond under vmap",
+    ):
         expected = jax.tree.leaves(PROGRAMS[name](KEY))
         audited = jax.tree.leaves(audit(PROGRAMS[name], KEY).result)
         for one, other in zip(audited, expected, strict=True):
@@ -91,7 +95,9 @@ def test_the_audit_sees_eight_of_eight_hazards(capsys: pytest.CaptureFixture[str
         print(f"\n\nJAX {jax.__version__}    {'jax_debug_key_reuse':<21} audit")
         for hazard in HAZARDS:
             print(f"{hazard:<15}  {_word(theirs[hazard]):<21} {_word(ours[hazard])}")
-        print(f"{'':<15}  {sum(theirs.values())} of {len(theirs)}{'':<16} {sum(ours.values())} of {len(ours)}")
+        print(
+            f"{'':<15}  {sum(theirs.values())} of {len(theirs)}{'':<16} {sum(ours.values())} of {len(ours)}"
+        )
     assert all(ours.values())
     assert [hazard for hazard, seen in theirs.items() if seen] == ["drawn twice", "drawn and split"]
 
@@ -155,7 +161,9 @@ def test_a_finding_shows_both_derivations_both_lines_and_the_mend() -> None:
     assert [text.split(" at ")[0] for text in finding.uses] == ["normal", "uniform"]
     assert len(set(finding.lines)) == 2
     assert finding.mend == MENDS["two paths"]
-    assert str(finding).startswith("fault: one key is reached by two paths and used on both: key.split(2)[1]\n")
+    assert str(finding).startswith(
+        "fault: one key is reached by two paths and used on both: key.split(2)[1]\n"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["key", "key*", "*", "key.split(2)[1]", "key.split(*)[1]"])
@@ -193,7 +201,9 @@ def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:
         def matvec(x: jax.Array) -> jax.Array:
             return x * (2 + jax.random.uniform(key))
 
-        return jax.lax.custom_linear_solve(matvec, jnp.ones(2), lambda mv, b: b / 2 + 0 * mv(b), symmetric=True)
+        return jax.lax.custom_linear_solve(
+            matvec, jnp.ones(2), lambda mv, b: b / 2 + 0 * mv(b), symmetric=True
+        )
 
     report = audit(draw, KEY)
     assert report.draws or report.unseen
@@ -252,7 +262,11 @@ def everything_replaced() -> dict[str, Any]:
     source = internals._jax_internals()
     owners = [getattr(jep, name) for name in (*internals.KINDS, "while_p", "cond_p", "scan_p", "jit_p")]
     owners += [source[name] for name in ("core", "dispatch", "api", "interpreters.ad")]
-    owners += [source["core"].EvalTrace, source["interpreters.batching"].BatchTrace, source["stages"].Compiled]
+    owners += [
+        source["core"].EvalTrace,
+        source["interpreters.batching"].BatchTrace,
+        source["stages"].Compiled,
+    ]
     owners += [np.random, random]
     return {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()}
 
@@ -280,16 +294,24 @@ def test_jax_is_left_as_it_was_after_an_error() -> None:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    replaced = ("impl", "bind", "eval_jaxpr", "process_", "callable", "linearize", "jvp", "backward", "argnums")
+    replaced = (
+        "impl",
+        "bind",
+        "eval_jaxpr",
+        "process_",
+        "callable",
+        "linearize",
+        "jvp",
+        "backward",
+        "argnums",
+    )
     names = [name for name in before if name.rpartition(".")[2].startswith(replaced)]
     names += [name for name in before if "random" in name.partition(".")[0]]
     return [name for name in before if before[name] is not after.get(name)] + sorted(set(after) - set(before))
 
 
 def test_a_second_audit_at_the_same_time_is_refused() -> None:
-    message = (
-        "an audit is open in this process already, and two would see each other's draws. Run one after the other."
-    )
+    message = "an audit is open in this process already, and two would see each other's draws. Run one after the other."
     caught: list[BaseException] = []
 
     def other_thread() -> None:
@@ -376,3 +398,13 @@ def test_the_report_is_plain_data() -> None:
     assert data["findings"][0]["kind"] == "two paths"
     assert {node["name"]: node["parent"] for node in data["keys"]} == {"key": None, "key.split(2)[1]": "key"}
     assert data["draws"][0]["keys"] == ["key.split(2)[1]"]
+
+
+def test_a_generator_that_was_imported_by_name_is_noticed() -> None:
+    rand, state = np.random.mtrand._rand.random_sample, np.random.get_state()
+    try:
+        report = audit(lambda: rand())
+    finally:
+        np.random.set_state(state)
+    assert [finding.kind for finding in report.faults] == ["no key"]
+    assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)

@@ -252,9 +252,7 @@ def _described(kind: str, args: tuple[Any, ...], params: dict[str, Any], out: An
 def holds_draw(value: Any) -> bool:
     """Whether parameters of a primitive hold a jaxpr with a random primitive in it, at any depth."""
     if hasattr(value, "eqns"):
-        return any(
-            equation.primitive in _RANDOM or holds_draw(equation.params) for equation in value.eqns
-        )
+        return any(equation.primitive in _RANDOM or holds_draw(equation.params) for equation in value.eqns)
     if isinstance(value, dict):
         return any(map(holds_draw, value.values()))
     if isinstance(value, (tuple, list)):

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import random
 import site
 import sys
 import sysconfig
@@ -156,18 +155,18 @@ class Observer:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Events are collected inside the block."""
-        before = _host_states()
+        before = _numpy_state()
         try:
             with _internals.watching(self):
                 yield
         finally:
             self._call = None
             self._loops.clear()
-            told = {event.data.partition(".")[0] for event in self.events if event.kind == "host"}
-            for name, state in _host_states().items():
-                if state != before[name] and name not in told:
-                    call = Call(next(self._numbers), f"the global generator of {name}")
-                    self.events.append(Event("host", None, None, _NOWHERE, call, data=name))
+            told = any(event.kind == "host" and "numpy" in event.data for event in self.events)
+            if not told and _numpy_state() != before:
+                # By a name imported before. Python's generator is not compared: type checkers draw from it.
+                call = Call(next(self._numbers), "the global generator of NumPy")
+                self.events.append(Event("host", None, None, _NOWHERE, call, data=call.function))
 
     @contextlib.contextmanager
     def enter(self, stack: str, entry: Any) -> Iterator[None]:
@@ -251,7 +250,9 @@ class Observer:
             keys = Words(keys.implementation, keys.rows[chosen], (int(chosen.sum()),))
             if out is not None:
                 each = len(out.rows) // size
-                out = Words(out.implementation, out.rows[np.repeat(chosen, each)], (int(chosen.sum()) * each,))
+                out = Words(
+                    out.implementation, out.rows[np.repeat(chosen, each)], (int(chosen.sum()) * each,)
+                )
             if isinstance(details.get("data"), np.ndarray):
                 details["data"] = details["data"][chosen]
         return keys, out, details
@@ -404,9 +405,9 @@ def _short(file: str) -> str:
     return file if relative.startswith("..") else relative
 
 
-def _host_states() -> dict[str, Any]:
+def _numpy_state() -> tuple[Any, ...]:
     kind, words, *rest = np.random.get_state()
-    return {"numpy": (kind, np.asarray(words).tobytes(), tuple(rest)), "random": random.getstate()}
+    return kind, np.asarray(words).tobytes(), *rest
 
 
 def _digest(value: Any) -> str:

@@ -376,7 +376,9 @@ class _Examination:
         times = "twice" if len(uses) == 2 else f"{len(uses)} times"
         uses = uses[:20]
         callers = _parting_callers(uses)
-        shown = list({(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values())
+        shown = list(
+            {(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values()
+        )
         shown = shown[::-1][:4] if len(shown) > 1 else list(zip(uses, callers, strict=True))[:2]
         text = _SENTENCES[kind].format(name=name, rows=rows, times=times)
         derivations = [self._derived_text(d) for d in self._shown_derivations(bits, kind)]
@@ -411,23 +413,23 @@ class _Examination:
         return f"{parent}{derivation.label} at {derivation.place}"
 
     def _judge_events(self) -> None:
+        legacy: dict[Place, Event] = {}
         for event in self.events:
             if event.kind == "host":
-                # Type checkers and the like draw from Python's generator: without a line it may be theirs.
-                rank = "note" if event.data == "random" else "fault"
-                text = f"{_GENERATORS.get(event.data, event.data)} gives numbers that no key names"
-                self._event_finding("no key", event, text, rank=rank)
+                self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
                 seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {_seed_in(event)}
                 if not seeds <= self.given_seeds:
                     shown = ", ".join(map(str, sorted(seeds)[:3]))
                     self._event_finding("constant seed", event, f"a key is made from the seed {shown} here")
-                if event.call.function == "PRNGKey":
-                    self._event_finding("legacy key", event, "a legacy uint32 key is made here")
-            elif event.kind == "wrap" and event.call.function != "wrap_key_data":
-                self._event_finding("legacy key", event, "a legacy uint32 key is used here")
+            if event.call.function == "PRNGKey" or (
+                event.kind == "wrap" and event.call.function != "wrap_key_data"
+            ):
+                legacy.setdefault(event.place, event)
             if event.kind in ("bits", "gamma") and event.keys is not None:
                 self._judge_batch(event)
+        for event in legacy.values():
+            self._event_finding("legacy key", event, "a legacy uint32 key is made or used here")
 
     def _judge_batch(self, event: Event) -> None:
         assert event.keys is not None
@@ -451,16 +453,15 @@ class _Examination:
         self, kind: str, event: Event, text: str, names: tuple[str, ...] = (), rank: str = ""
     ) -> None:
         rank = rank or ("note" if kind in NOTES else "fault")
+        place = dataclasses.replace(event.place, callers=())
         names = names or (tuple(self.name(b) for b in _bits(event.out)[:1]) if event.out else ())
         derivations: tuple[str, ...] = ()
         if event.keys is not None:
             shown = self._shown_derivations(_bits(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
         word = event.data if event.kind == "host" else event.call.function
-        use = f"{_GENERATORS.get(word, word)} at {event.place}"
-        self.findings.append(
-            Finding(kind, rank, names, derivations, (use,), (event.place,), text, MENDS[kind])
-        )
+        use = f"{word} at {event.place}"
+        self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
 
     def _allowed(self, finding: Finding) -> Finding:
         if finding.rank == "fault" and finding.keys and all(map(self._is_allowed, finding.keys)):
@@ -533,8 +534,6 @@ class _Examination:
             nodes.append(KeyNode(self.name(bits), parent, how, draws, ranks.get(self.name(bits))))
         return tuple(nodes)
 
-
-_GENERATORS = {"numpy": "the global generator of NumPy", "random": "the global generator of Python"}
 
 _SENTENCES = {
     "drawn twice": "{name} is drawn from {times}",
@@ -626,7 +625,10 @@ def _gathered(findings: Iterable[Finding]) -> list[Finding]:
     gathered = []
     for alike in groups.values():
         names = tuple(dict.fromkeys(name for finding in alike for name in finding.keys))
-        more = f"; {len(names) - 1} more keys alike" if len(names) > 1 and len(alike) > 1 else ""
+        others = len(names) - 1
+        more = (
+            f"; {others} more {'key' if others == 1 else 'keys'} alike" if others and len(alike) > 1 else ""
+        )
         gathered.append(dataclasses.replace(alike[0], keys=names, text=alike[0].text + more))
     return sorted(gathered, key=lambda finding: finding.rank == "note")
 

@@ -146,9 +146,7 @@ def as_svg(data: Data) -> str:
         x, y = _position(row, index)
         if row.parent is not None:
             above_x, above_y = _position(rows[row.parent], row.parent)
-            parts.append(
-                f'<path d="M{above_x} {above_y + 6} V{y} H{x - 6}" fill="none" stroke="#9aa0a6"/>'
-            )
+            parts.append(f'<path d="M{above_x} {above_y + 6} V{y} H{x - 6}" fill="none" stroke="#9aa0a6"/>')
         color = _color(row)
         parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
         parts.append(f'<text x="{x + 10}" y="{y + 4}" fill="{color}">{_e(_caption(row))}</text>')

@@ -152,7 +152,9 @@ def assert_rows_differ(x: Any) -> None:
     for index in range(len(leaves[0])):
         bits = b"".join(np.ascontiguousarray(leaf[index]).tobytes() for leaf in leaves)
         if bits in seen:
-            raise AssertionError(f"rows {seen[bits]} and {index} are the same. Give each row a key of its own.")
+            raise AssertionError(
+                f"rows {seen[bits]} and {index} are the same. Give each row a key of its own."
+            )
         seen[bits] = index
 
 
@@ -247,10 +249,10 @@ def _on_host(tree: Any) -> Any:
 
 def _bits(array: Any) -> np.ndarray[Any, Any]:
     """One opaque item for each element, equal where all bits are."""
-    array = np.ascontiguousarray(array)
-    if array.dtype.itemsize in (1, 2, 4, 8):
-        return array.view(f"u{array.dtype.itemsize}").reshape(array.shape)
-    return array.view(f"V{array.dtype.itemsize}").reshape(array.shape)
+    size = array.dtype.itemsize
+    kind = f"u{size}" if size in (1, 2, 4, 8) else f"V{size}"
+    # NumPy makes a row of a scalar here.
+    return np.ascontiguousarray(array).view(kind).reshape(np.shape(array))
 
 
 def _ulps(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
