@@ -8,8 +8,8 @@
     def test_mine(resume_exact):              assert_resume_exact, in the test's own tmp_path
         resume_exact(make_run, steps=20)
 
-It lies beside the package, not in it: pytest loads it in every project of the environment, and nothing of JAX or
-phijax_rng is imported before a test asks for it.
+It lies beside the package, not in it: pytest loads it in every project of the environment, and
+nothing of JAX or phijax_rng is imported before a test asks for it.
 """
 
 import contextlib

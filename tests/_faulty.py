@@ -82,7 +82,7 @@ def two_compiled_functions_with_one_key(key: jax.Array) -> Any:
 def a_branch_and_what_comes_after_it(key: jax.Array) -> Any:
     first = jax.lax.cond(
         jnp.asarray(True),
-        lambda key: jax.random.normal(key),  # here
+        lambda key: 1 + jax.random.normal(key),  # here
         lambda key: 0.0,
         key,
     )

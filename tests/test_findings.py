@@ -2,7 +2,7 @@
 
 import pytest
 
-from phijax_rng import _internals, findings
+from phijax_rng import _examination, _internals, findings
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_pattern_matches_a_key_and_all_that_comes_from_it(name: str, pattern: 
 
 def test_every_kind_has_a_mend_and_notes_are_kinds() -> None:
     assert set(findings.NOTES) < set(findings.MENDS)
-    assert set(findings._SENTENCES) < set(findings.MENDS)
+    assert set(_examination._SENTENCES) < set(findings.MENDS)
 
 
 def test_a_key_without_a_name_is_shown_as_keys_shows_it() -> None:

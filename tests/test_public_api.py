@@ -17,8 +17,11 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
     ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports"),
+    ("_reachable",),  # what a computation under the eyes of an audit can see
     ("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock", "_observe"),
     ("_rows", "_weights", "findings"),  # what the samplers of the next row share, and what an audit finds
+    ("_history",),  # what was done with each key
+    ("_examination",),  # and what of it is wrong
     (
         *("samplers", "domains", "sequences", "balancers"),
         *("module", "state", "contract", "auditing"),

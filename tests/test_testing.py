@@ -248,14 +248,12 @@ def test_global_generators_are_watched() -> None:
         random.Random(0).random()
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
-        with pytest.raises(
-            AssertionError, match=r"^the global generator of NumPy was used\. Draw from a key"
-        ):
-            with testing.assert_global_rng_untouched():
-                np.random.rand()
-        with pytest.raises(AssertionError, match=r"^the global generator of Python was used"):
-            with testing.assert_global_rng_untouched():
-                random.random()
+        numpy_used = pytest.raises(AssertionError, match=r"^the global generator of NumPy was used\. Draw")
+        with numpy_used, testing.assert_global_rng_untouched():
+            np.random.rand()
+        python_used = pytest.raises(AssertionError, match=r"^the global generator of Python was used")
+        with python_used, testing.assert_global_rng_untouched():
+            random.random()
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
@@ -350,7 +348,10 @@ def test_the_option_holds_every_test_to_it(tmp_path: Path) -> None:
 
 
 def test_the_plug_in_imports_nothing_before_a_test_asks() -> None:
-    code = "import sys, pytest_phijax_rng; print([m for m in ('jax', 'numpy', 'phijax_rng') if m in sys.modules])"
+    code = (
+        "import sys, pytest_phijax_rng\n"
+        "print([name for name in ('jax', 'numpy', 'phijax_rng') if name in sys.modules])"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     run = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

@@ -1,23 +1,22 @@
 """What a run did with its keys, event by event, with the line that asked for it.
 
-An `Observer` takes the reports of `_internals` and adds who asked: the line of the user's code, the library in
-between, the call of `jax.random` that the primitive belongs to, and under which transformations
-it ran. It judges nothing; `findings` does.
+An `Observer` takes the reports of `_internals` and adds who asked: the line of the user's code, the
+library in between, the call of `jax.random` that the primitive belongs to, and under which
+transformations it ran. It judges nothing; `_examination` does.
 
-A line is the user's if its file lies neither in JAX, nor in the standard library, nor among installed packages,
-nor in this package. Where there is no such line, the innermost one outside of JAX is taken.
+A line is the user's if its file lies neither in JAX, nor in the standard library, nor among installed
+packages, nor in this package. Where there is no such line, the innermost one outside of JAX is taken.
 """
 
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ import numpy as np
 
 from phijax_rng import _internals
 from phijax_rng._internals import Words
+from phijax_rng._reachable import digest_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _JAX_RANDOM = os.path.join(_JAX, "_src", "random") + os.sep
@@ -34,7 +34,7 @@ _INSTALLED = tuple(
 )
 # They wrap other functions, to check annotations; who asked lies further out.
 _TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
-_HIDDEN = frozenset(os.path.join(_OWN, name) for name in ("_internals.py", "_observe.py", "auditing.py"))
+_HIDDEN = tuple(os.path.join(_OWN, name) for name in ("_internals", "_observe.py", "auditing.py"))
 
 # Functions of this package whose frames say more than the primitive does.
 _SPEAKING = {
@@ -172,7 +172,7 @@ class Observer:
     def enter(self, stack: str, entry: Any) -> Iterator[None]:
         """For a `with` block, `entry` is on top of the stack of this name."""
         if stack == "differentiations":
-            entry = (next(self._numbers), _digest(entry))
+            entry = (next(self._numbers), digest_of(entry))
         self.stacks[stack].append(entry)
         try:
             yield
@@ -309,7 +309,7 @@ class Observer:
                 place, function, through = written
                 token = (evaluation.number, through)
                 if self._call is None or self._call[0] != token:
-                    self._call = (token, Call(next(self._numbers), function))
+                    self._call = (token, Call(next(self._numbers), str(function)))
                 return place, self._call[1]
         return None if written is None else (written[0], Call(next(self._numbers), kind))
 
@@ -323,7 +323,7 @@ def _frames(equation: Any) -> list[tuple[Any, int]]:
 def _read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] | None:
     """Who asked, the function of `jax.random` they called, and from where; `None` if all frames are JAX's."""
     through = function = None
-    users = []
+    users: list[tuple[Any, int]] = []
     for code, offset in frames:
         room = _room(code.co_filename)
         if room == "hidden" and code.co_filename.endswith("auditing.py") and users:
@@ -360,7 +360,7 @@ def _place(users: list[Any], through: Any) -> Place:
 def _room(file: str) -> str:
     """Whose code a file is: user, own, installed, jax, random, hidden or transparent."""
     path = os.path.abspath(file) if not file.startswith("<") else file
-    if path in _HIDDEN:
+    if path.startswith(_HIDDEN):
         return "hidden"
     if path.startswith("<@beartype") or any(name in path for name in _TRANSPARENT):
         return "transparent"
@@ -380,7 +380,7 @@ def _spoken(frame: Any) -> tuple[str, Any] | None:
     word, names = found
     if word == "stream":
         return word, frame.f_locals["names"]
-    return word, _digest([frame.f_locals.get(name) for name in names]) if names else None
+    return word, digest_of([frame.f_locals.get(name) for name in names]) if names else None
 
 
 def _asked_shape(shape: Any) -> tuple[int, ...] | None:
@@ -408,65 +408,3 @@ def _short(file: str) -> str:
 def _numpy_state() -> tuple[Any, ...]:
     kind, words, *rest = np.random.get_state()
     return kind, np.asarray(words).tobytes(), *rest
-
-
-def _digest(value: Any) -> str:
-    """A digest of every array that is reachable from a value: arguments, closures, defaults."""
-    digest = hashlib.sha256()
-    for array in _arrays(value, set(), 0):
-        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _arrays(value: Any, seen: set[int], depth: int) -> Iterator[np.ndarray[Any, Any]]:
-    if depth > 6 or id(value) in seen:
-        return
-    seen.add(id(value))
-    value = _known(value)
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        yield _internals.words_of(value).rows
-    elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        if not isinstance(value, jax.core.Tracer):
-            yield np.asarray(value)
-    elif not isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
-        # Numbers of Python are left out: which of several losses is differentiated is one of them.
-        for part in _parts(value):
-            yield from _arrays(part, seen, depth + 1)
-
-
-def _known(value: Any) -> Any:
-    """What lies under the tracers of outer transformations."""
-    while isinstance(value, jax.core.Tracer):
-        inner = getattr(value, "val", getattr(value, "primal", None))
-        if inner is None:
-            return value
-        value = inner
-    return value
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """What a function or a container holds, in a fixed order."""
-    if isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(getattr(value, "__code__", None), type(_parts.__code__)):
-        yield from _held_by_function(value)
-    elif isinstance(getattr(value, "__wrapped__", None), Callable):  # type: ignore[arg-type]
-        yield value.__wrapped__
-    else:
-        try:
-            children = jax.tree.leaves(value, is_leaf=lambda inner: inner is not value)
-        except ValueError:  # a dict whose keys have no order
-            return
-        if not (len(children) == 1 and children[0] is value):
-            yield from children
-
-
-def _held_by_function(function: Any) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    for name in function.__code__.co_names:
-        held = function.__globals__.get(name)
-        if isinstance(held, (jax.Array, np.ndarray, dict, list, tuple)):
-            yield held

@@ -9,8 +9,8 @@ The function runs as it is, op by op, with JAX's random primitives observed: thr
 their bits, so that the same key under two names is seen for what it is. What could not be
 observed is listed as not seen, and a report that has such a region is not clean.
 
-Op by op is slow (a compile for every small operation, the first time): audit two or three small steps. Nothing is
-imported, replaced or slowed down before `audit` is called, and everything is put back after it.
+Op by op is slow (a compile for every small operation, the first time): audit two or three small
+steps. Nothing is replaced or slowed down before `audit` is called, and all is put back after it.
 """
 
 import dataclasses
@@ -23,9 +23,10 @@ import jax
 import numpy as np
 
 from phijax_rng import _checks, reports
+from phijax_rng._examination import examine
 from phijax_rng._internals import Words, words_of
 from phijax_rng._observe import Observer, Unseen
-from phijax_rng.findings import Bits, Draw, Finding, KeyNode, bits_of, examine
+from phijax_rng.findings import Bits, Draw, Finding, KeyNode, bits_of
 
 _LEGACY = {2: ("threefry2x32",), 4: ("rbg", "unsafe_rbg")}
 """Implementations whose legacy keys have this many words."""
@@ -206,7 +207,7 @@ def _keys_in(tree: Any, *, legacy: bool = False) -> Iterator[tuple[str, Words]]:
         if dtype is None or isinstance(leaf, jax.core.Tracer):
             continue
         where = jax.tree_util.keystr(path)
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
             yield where, words_of(leaf)
         elif legacy and dtype == np.uint32 and np.shape(leaf)[-1:] and np.shape(leaf)[-1] in _LEGACY:
             rows = np.asarray(leaf).reshape(-1, np.shape(leaf)[-1])
@@ -256,7 +257,7 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    plain = {}
+    plain: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name == "place":

@@ -1,8 +1,8 @@
 """The first steps of a run, taken one by one under the eyes of an audit.
 
-What `Trainer.fit` compiles into one program is done here in the open: the model is initialised, the source asked
-for each step, the runtime key advanced, the update made, by the same functions on the same keys. Every key has
-the name that the documentation gives it: `root.sampling.step[3].pde`.
+What `Trainer.fit` compiles into one program is done here in the open: the model is initialised, the
+source asked for each step, the runtime key advanced, the update made, by the same functions on the same
+keys. Every key has the name that the documentation gives it: `root.sampling.step[3].pde`.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 
 MEANT = ("root.balancer", "root.sampling.stream('sampler', *)")
-"""Keys that serve more than one step, and are meant to: diagnostic batches are the same at every update, and a
-sampler that follows the step (`StepSampler`) has one key for all of them."""
+"""Keys that serve more than one step, and are meant to: diagnostic batches are the same at every update,
+and a sampler that follows the step (`StepSampler`) has one key for all of them."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
 """What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""

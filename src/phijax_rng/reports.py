@@ -14,11 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-import rich.console
-import rich.table
-import rich.text
-import rich.tree
-
 _MOST_CHILDREN = 12
 _MARKS = {"fault": "✗", "note": "·", None: " "}
 _COLORS = {"fault": "#b3261e", "note": "#8a6d00", "drawn": "#1b5e20", None: "#5f6368"}
@@ -67,6 +62,11 @@ def as_text(data: Data) -> str:
 
 def show(data: Data, file: TextIO | None = None, width: int | None = None) -> None:
     """Prints findings, tree and table with Rich."""
+    import rich.console  # noqa: PLC0415 - an import of the package would wait for it
+    import rich.table  # noqa: PLC0415
+    import rich.text  # noqa: PLC0415
+    import rich.tree  # noqa: PLC0415
+
     console = rich.console.Console(file=file, width=width, highlight=False)
     console.print(rich.text.Text(summary(data), style="bold"))
     for finding in data["findings"]:
@@ -79,9 +79,11 @@ def show(data: Data, file: TextIO | None = None, width: int | None = None) -> No
     tree = rich.tree.Tree("keys", hide_root=True)
     branches: list[Any] = []
     for row in tree_rows(data):
-        above = tree if row.parent is None else branches[row.parent]
-        text = rich.text.Text(row.label, style=_STYLES[row.rank])
-        branches.append(above.add(text.append(f"  {row.detail}", style="dim") if row.detail else text))
+        above: Any = tree if row.parent is None else branches[row.parent]
+        label = rich.text.Text(row.label, style=_STYLES[row.rank])
+        if row.detail:
+            label.append(f"  {row.detail}", style="dim")
+        branches.append(above.add(label))
     console.print(tree)
     table = rich.table.Table("key", "draw", "line", "times", box=None, header_style="bold")
     for draw in data["draws"]:
@@ -269,7 +271,8 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Audit: {summary}</title>
 <style>
-:root {{ color-scheme: light dark; --fault: light-dark(#b3261e, #f2b8b5); --note: light-dark(#7a5f00, #e6c35c); }}
+:root {{ color-scheme: light dark; }}
+:root {{ --fault: light-dark(#b3261e, #f2b8b5); --note: light-dark(#7a5f00, #e6c35c); }}
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
 .finding {{ border-left: 4px solid; padding: .2rem .8rem; margin: .8rem 0; }}
 .fault {{ color: var(--fault); }}

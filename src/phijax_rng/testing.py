@@ -15,6 +15,7 @@ With pytest, the plug-in of this package adds the markers `no_key_reuse` and `gl
 """
 
 import contextlib
+import functools
 import itertools
 import random
 import shutil
@@ -72,7 +73,7 @@ def assert_resume_exact(
             states[cut] = make_run(_fresh(folders[cut]))(cut)
             _require_files(folders[cut], cut)
         _require_resumes(make_run, root, folders, states, stops)
-        _require_told_apart(make_run, root, folders, stops, steps, whole)
+        _require_told_apart(make_run, root, folders, stops, steps=steps, whole=whole)
         for cut in stops:
             resumed = make_run(_copy(folders[cut], root / f"resumed-{cut}"))(steps)
             _require_equal(resumed, whole, f"resumed at step {cut}, at step {steps}")
@@ -104,7 +105,7 @@ def assert_step_addressable(source: Callable[[Any], Any], steps: Iterable[int] =
     for step in asked:
         _require_equal(_on_host(source(np.int32(step))), first[step], f"asked for step {step} as np.int32")
     if getattr(source, "traceable", False):
-        traced = jax.jit(lambda step: source(step))
+        traced = jax.jit(functools.partial(source))
         for step in asked:
             _require_equal(_on_host(traced(step)), first[step], f"asked for step {step} inside jax.jit")
     if getattr(source, "fixed", False):
@@ -206,7 +207,7 @@ def first_difference(actual: Any, expected: Any, *, max_ulp: int = 0) -> str | N
     sign of zero count), everything else by type and value.
     """
     ours, theirs = (jax.tree_util.tree_flatten_with_path(tree) for tree in (actual, expected))
-    if ours[1] != theirs[1]:
+    if str(ours[1]) != str(theirs[1]):
         return f"the trees differ: {ours[1]} here, {theirs[1]} there"
     for (path, one), (_, other) in zip(ours[0], theirs[0], strict=True):
         difference = _leaf_difference(one, other, max_ulp)
@@ -238,7 +239,7 @@ def _on_host(tree: Any) -> Any:
     """The same tree with NumPy arrays, keys as records of their words."""
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = np.asarray(jax.random.key_data(value))
             kind = np.dtype([(str(jax.random.key_impl(value)), data.dtype, data.shape[-1:])])
             return np.ascontiguousarray(data).view(kind).reshape(value.shape)
@@ -292,13 +293,13 @@ def _require_resumes(
         return
     if first_difference(state, states[early]) is None:
         raise AssertionError(
-            f"a job that finds the checkpoint of step {late} and is asked for step {early} returned the state "
-            f"of step {early}: it began again at step 0. Restore the checkpoint in make_run."
+            f"a job that finds the checkpoint of step {late} and is asked for step {early} returned the "
+            f"state of step {early}: it began again at step 0. Restore the checkpoint in make_run."
         )
 
 
 def _require_told_apart(
-    make_run: MakeRun, root: Path, folders: Any, stops: tuple[int, ...], steps: int, whole: Any
+    make_run: MakeRun, root: Path, folders: Any, stops: tuple[int, ...], *, steps: int, whole: Any
 ) -> None:
     """The control: as many updates as the honest resume makes, from the cut before, must not look right."""
     early, late = stops[0], stops[-1]
