@@ -341,7 +341,7 @@ def test_another_thread_computes_as_ever_while_an_audit_is_open() -> None:
 
 def test_a_moved_name_of_jax_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {**patches._NEEDED, "core": ("eval_jaxpr", "moved_away"), "gone.entirely": ("x",)}
-    monkeypatch.setattr(internals, "_NEEDED", needed)
+    monkeypatch.setattr(patches, "_NEEDED", needed)
     with pytest.raises(RuntimeError) as failure:
         audit(jax.random.normal, KEY)
     assert str(failure.value) == (

@@ -80,10 +80,10 @@ def show(data: Data, file: TextIO | None = None, width: int | None = None) -> No
     branches: list[Any] = []
     for row in tree_rows(data):
         above: Any = tree if row.parent is None else branches[row.parent]
-        label = rich.text.Text(row.label, style=_STYLES[row.rank])
+        branch = rich.text.Text(row.label, style=_STYLES[row.rank])
         if row.detail:
-            label.append(f"  {row.detail}", style="dim")
-        branches.append(above.add(label))
+            branch.append(f"  {row.detail}", style="dim")
+        branches.append(above.add(branch))
     console.print(tree)
     table = rich.table.Table("key", "draw", "line", "times", box=None, header_style="bold")
     for draw in data["draws"]:
