@@ -267,6 +267,11 @@ def one_key_in_loops_of_different_length(key: jax.Array) -> Any:
     return jax.vmap(row)(jnp.asarray([1, 2]))
 
 
+@fault("broadcast")
+def one_key_for_many_rates(key: jax.Array) -> Any:
+    return jax.vmap(lambda rate: jax.random.poisson(key, rate))(jnp.asarray([2.0, 3.0]))  # here
+
+
 @fault("drawn twice")
 def reuse_in_loops_of_different_length(key: jax.Array) -> Any:
     def row(key: jax.Array, stop: jax.Array) -> Any:
@@ -309,6 +314,14 @@ def a_global_generator_of_numpy(key: jax.Array) -> Any:
     noise = np.random.normal(size=2)  # here
     np.random.set_state(state)  # here
     return jax.random.normal(key) + noise
+
+
+@fault("restarted")
+def a_generator_of_numpy_that_starts_again(key: jax.Array) -> Any:
+    def rows() -> Any:
+        return np.random.default_rng(0).normal(size=2)  # here
+
+    return jax.random.normal(key) + rows() + rows()
 
 
 @fault("no key")

@@ -176,8 +176,15 @@ class _Examination:
 
     def _judge_events(self) -> None:
         legacy: dict[Place, Event] = {}
+        seeded: dict[str, Event] = {}
+        for bits, use in self.history.spread.items():
+            self._report("broadcast", bits, [use], rows=use.event.rows[-1][2])
         for event in self.history.events:
-            if event.kind == "host":
+            if event.kind == "host seed":
+                if seeded.setdefault(event.data, event) is not event:
+                    text = "a generator of NumPy is seeded as one before it was, and repeats its numbers"
+                    self._event_finding("restarted", event, text, rank="note")
+            elif event.kind == "host":
                 self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
                 seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
@@ -221,7 +228,9 @@ class _Examination:
         if event.keys is not None:
             shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
-        word = event.data if event.kind == "host" else event.call.function
+        word = {"host": event.data, "host seed": "numpy.random.default_rng"}.get(
+            event.kind, event.call.function
+        )
         use = f"{word} at {event.place}"
         self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
 

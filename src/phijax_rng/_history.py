@@ -63,6 +63,7 @@ class History:
         derivations: key -> every way in which it was made.
         uses: key -> every draw from it, and every split and fold of it.
         rows: call -> the rows of `vmap`s taken row by row that it ran in.
+        spread: keys that one call used for several rows, as `poisson` with one key and many rates does.
         cloned: keys of which `jax.random.clone` says that reuse is meant.
     """
 
@@ -73,6 +74,7 @@ class History:
         self.uses: dict[Bits, list[Use]] = defaultdict(list)
         self.rows = _common_rows(events)
         self.cloned: set[Bits] = set()
+        self.spread: dict[Bits, Use] = {}
         self._streams: dict[Bits, tuple[Bits, int]] = {}
         self._names: dict[Bits, str] = {}
         self._read()
@@ -80,7 +82,7 @@ class History:
     def _read(self) -> None:
         used = self._used_keys()
         for index, event in enumerate(self.events):
-            internal = event.call.function not in _DERIVATIONS and event.kind != "host"
+            internal = event.call.function not in _DERIVATIONS and not event.kind.startswith("host")
             if event.kind in ("seed", "wrap", "split", "fold_in"):
                 named = event.kind == "seed" or not internal or event.call.function == event.kind
                 if named:
@@ -136,6 +138,7 @@ class History:
     def _read_uses(self) -> None:
         inner: dict[int, set[Bits]] = defaultdict(set)  # keys made inside a call of jax.random
         counted: set[tuple[int, Bits]] = set()
+        first_rows: dict[tuple[int, Bits], tuple[tuple[int, int, int], ...]] = {}
         for index, event in enumerate(self.events):
             speaking = event.speaking[0] if event.speaking else ""
             drawn = event.kind in ("bits", "gamma") or (event.kind == "unwrap" and speaking == "host_rng")
@@ -149,11 +152,13 @@ class History:
             for row, bits in enumerate(bits_of(event.keys)):
                 if bits in inner[call.number]:
                     continue
+                draws = drawn or inside
                 once = (call.number, bits)
+                if draws and _other_row(first_rows.setdefault(once, event.rows), event.rows):
+                    self.spread.setdefault(bits, Use(event, index, draws, self._signature(event, draws, row)))
                 if once in counted:
                     continue
                 counted.add(once)
-                draws = drawn or inside
                 self.uses[bits].append(Use(event, index, draws, self._signature(event, draws, row)))
             if inside and event.out is not None:
                 inner[call.number].update(bits_of(event.out))
@@ -221,6 +226,12 @@ def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], .
         )
         common[event.call.number] = before[:same]
     return common
+
+
+def _other_row(first: tuple[tuple[int, int, int], ...], later: tuple[tuple[int, int, int], ...]) -> bool:
+    """Whether two events lie in different rows of one `vmap`."""
+    pairs = zip(first, later, strict=False)
+    return any(one[0] == other[0] and one[1] != other[1] for one, other in pairs)
 
 
 def _first_index(item: tuple[int, dict[Bits, Use]]) -> int:

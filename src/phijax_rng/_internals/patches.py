@@ -368,7 +368,7 @@ def _install_host_generators(patches: _Patches) -> None:
         for name, function in list(vars(module).items()):
             if getattr(function, "__self__", None) is owner and not name.startswith(("_", "get")):
                 patches.set(module, name, _reported(function, f"{module.__name__}.{name}"))
-    patches.set(np.random, "default_rng", _reported_if_unseeded(np.random.default_rng))
+    patches.set(np.random, "default_rng", _reported_seeds(np.random.default_rng))
 
 
 def _reported(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -380,10 +380,13 @@ def _reported(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return wrapped
 
 
-def _reported_if_unseeded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _reported_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
     def default_rng(seed: Any = None) -> Any:
-        if seed is None and (watcher := mine()) is not None:
-            watcher.record("host", None, None, data="numpy.random.default_rng()")
+        if (watcher := mine()) is not None:
+            if seed is None:
+                watcher.record("host", None, None, data="numpy.random.default_rng()")
+            elif isinstance(seed, (int, np.integer, np.ndarray, list, tuple)):
+                watcher.record("host seed", None, None, data=repr(np.asarray(seed).tolist()))
         return function(seed)
 
     return default_rng
