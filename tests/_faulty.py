@@ -66,7 +66,7 @@ def a_scan_that_does_not_carry_the_split(key: jax.Array) -> Any:
 
 
 @fault("drawn twice")
-def one_helper_called_from_two_lines(key: jax.Array) -> Any:
+def one_function_called_from_two_lines(key: jax.Array) -> Any:
     x = dropout(key, jnp.ones(3))  # here
     return dropout(key, x)  # here
 

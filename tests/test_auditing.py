@@ -401,3 +401,26 @@ def test_a_generator_that_was_imported_by_name_is_noticed() -> None:
         np.random.set_state(state)
     assert [finding.kind for finding in report.faults] == ["no key"]
     assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)
+
+
+def test_programs_that_jax_keeps_are_not_those_of_the_audit() -> None:
+    block = jax.checkpoint(lambda x, keys: jnp.sum(x * jax.vmap(jax.random.normal)(keys)))
+
+    def text() -> str:
+        def program(key: jax.Array) -> Any:
+            def row(key: jax.Array, stop: jax.Array) -> Any:
+                body = lambda c: (c[0] + 1, c[1] + jax.random.normal(jax.random.fold_in(key, c[0])))  # noqa: E731
+                return jax.lax.while_loop(lambda c: c[0] < stop, body, (0, 0.0))[1]
+
+            rows = jax.vmap(row)(jax.random.split(key, 2), jnp.asarray([1, 2]))
+            return rows, jax.grad(block)(jnp.ones(2), jax.random.split(jax.random.fold_in(key, 9), 2))
+
+        audited.append(program)
+        return jax.jit(program).lower(KEY).as_text()
+
+    audited: list[Any] = []
+    before = text()
+    report = audit(audited[0], KEY)
+    assert report.clean, str(report)
+    assert report.draws
+    assert text() == before

@@ -273,6 +273,7 @@ def _install_mapping(patches: _Patches, source: dict[str, Any]) -> None:
             getattr(effect, "name", None) == name for effect in _effects(params, core.NamedAxisEffect)
         ):
             return original(trace, primitive, tracers, params)
+        # JAX keeps programs written down under disable_jit apart from others, so these rows stay here.
         with core.set_current_trace(trace.parent_trace):
             outs = by_row(watcher, primitive, [trace.to_batch_info(t) for t in tracers], params, size)
         src = source["source_info_util"].current()
