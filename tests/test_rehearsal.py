@@ -64,6 +64,14 @@ def test_dropout_draws_from_the_runtime_key_of_each_step() -> None:
     assert {draw.place.line.file for draw in drawn} == {_problems.__file__}
 
 
+def test_every_micro_batch_has_a_key_of_its_own() -> None:
+    problem = _problems.dropout()
+    report = Trainer(10, progress=False, microbatches=2).audit(problem.module, **problem.arguments, steps=1)
+    assert report.clean, str(report)
+    drawn = [key for draw in report.draws if draw.primitive == "bernoulli" for key in draw.keys]
+    assert drawn == [f"root.runtime.step[0].split(2)[{index}]" for index in range(2)]
+
+
 def losses_that_share_a_key(params: Any, batches: Any, key: jax.Array) -> dict[str, jax.Array]:
     x = batches["data"]["inputs"]
     noise = jax.random.normal(key, x.shape)

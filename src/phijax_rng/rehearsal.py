@@ -29,6 +29,7 @@ def rehearse(
     optimizer: Any,
     seed: Any = 42,
     balancer: Any = None,
+    microbatches: int = 1,
     steps: int = 3,
     make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
     allow: Iterable[str] = (),
@@ -45,7 +46,7 @@ def rehearse(
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
         source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
         refresh = None if make_refresh is None else make_refresh(source, state)
-        update = LossTrainStep(module, optimizer, balancer)
+        update = LossTrainStep(module, optimizer, balancer, microbatches)
         for step in range(steps):
             _name_step(session, source, state, step)
             state = state if refresh is None else refresh(state, source)

@@ -264,6 +264,7 @@ class Trainer:
                 optimizer=optimizer,
                 seed=seed,
                 balancer=balancer,
+                microbatches=self.microbatches,
                 steps=_checks.positive(steps, "steps"),
                 allow=allow,
             )
