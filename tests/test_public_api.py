@@ -16,12 +16,16 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
-    ("_checks", "_types", "_pytrees", "errors", "determinism"),
+    ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports"),
+    ("_reachable",),  # what a computation under the eyes of an audit can see
     (
         *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
-        *("history", "retention"),
+        *("history", "retention", "_observe"),
     ),
-    ("_rows", "_weights", "geometries"),  # what the samplers of the next row share
+    # What the samplers of a later row share, and what an audit finds.
+    ("_rows", "_weights", "geometries", "findings"),
+    ("_history",),  # what was done with each key
+    ("_examination",),  # and what of it is wrong
     (
         *("samplers", "domains", "boxes", "balls", "composites", "sequences", "adaptive"),
         "balancers",
@@ -34,22 +38,12 @@ LAYERS = (
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
     ),
     (
-        *(
-            "loop",
-            "refresh",
-            "feeds",
-            "starts",
-            "purity",
-            "placement",
-            "signals",
-            "progress",
-            "rebalancing",
-            "predict",
-        ),
+        *("loop", "refresh", "feeds", "starts", "purity", "placement", "signals", "progress"),
+        *("rebalancing", "predict"),
         *("stopping", "evaluation", "csv_history", "loggers"),  # callbacks
     ),
     ("record", "run"),  # what a run promises, and what it is held to
-    ("looks",),  # what the trainer does between two chunks of the loop
+    ("looks", "rehearsal"),  # what the trainer does between two chunks of the loop; first steps in the open
     ("trainer",),
     ("cli", "__main__", "testing", "interop"),
 )

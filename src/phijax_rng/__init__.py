@@ -2,6 +2,7 @@
 
 from phijax_rng import keys, shuffle
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
+from phijax_rng.auditing import AuditReport, audit
 from phijax_rng.balancers import AdaptiveBalancer, LossBalancer, ObservingBalancer, StaticLossBalancer
 from phijax_rng.balls import Ball, Sphere
 from phijax_rng.boxes import Box, BoxEdges, BoxFaces, interval
@@ -22,6 +23,7 @@ from phijax_rng.errors import (
     SaveError,
 )
 from phijax_rng.evaluation import Evaluate
+from phijax_rng.findings import Draw, Finding
 from phijax_rng.geometries import Geometry
 from phijax_rng.gradnorm import GradNormBalancer
 from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
@@ -55,6 +57,7 @@ __all__ = [
     "AdaptiveBalancer",
     "AdaptiveRefresh",
     "AdaptiveSampler",
+    "AuditReport",
     "Ball",
     "Box",
     "BoxEdges",
@@ -68,9 +71,11 @@ __all__ = [
     "DataModule",
     "DatasetSampler",
     "DirectoryInUseError",
+    "Draw",
     "EarlyStopping",
     "Evaluate",
     "Event",
+    "Finding",
     "FitResult",
     "Geometry",
     "GradNormBalancer",
@@ -117,6 +122,7 @@ __all__ = [
     "WandbLogger",
     "WeightedRowSampler",
     "advance",
+    "audit",
     "deterministic_xla_flags",
     "initialize_train_state",
     "interval",

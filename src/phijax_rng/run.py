@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng import contract, environment
+from phijax_rng import _checks, contract, environment, keys, starts
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loop import default_device
 from phijax_rng.rebalancing import make_refresh
-from phijax_rng.refresh import adaptive_refresh, chained, with_sampler_state
+from phijax_rng.refresh import adaptive_refresh, adaptive_samplers, chained, with_sampler_state
 from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState
 from phijax_rng.step import TrainStep
@@ -40,13 +40,7 @@ class Run:
 
     def refresh(self) -> Any:
         """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
-        batch_keys = getattr(self.module, "batch_keys", ())
-        # Diagnostic batches are the same wherever a run starts, so they come from the first states.
-        first = with_sampler_state(self.state.replace(sampler_state={}), self.source).sampler_state
-        balancing = make_refresh(
-            self.balancer, self.module, self.source, self.state.balancer_key, batch_keys, sampler_state=first
-        )
-        return chained(adaptive_refresh(self.module, self.source), balancing)
+        return refresh_of(self.module, self.balancer, self.source, self.state)
 
     def contract(self, on_nonfinite: str, microbatches: int, device: Any) -> dict[str, Any]:
         """What this run promises, as far as it is known before it compiles."""
@@ -58,6 +52,15 @@ class Run:
             training={**self.training, "on_nonfinite": on_nonfinite, **_cut(microbatches)},
             environment=environment.describe(device or default_device()),
         )
+
+
+def refresh_of(module: Any, balancer: Any, source: Any, state: TrainState) -> Any:
+    """`(state, source) -> state` before each batch: the samplers, then the balancer; or `None`."""
+    batch_keys = getattr(module, "batch_keys", ())
+    # Diagnostic batches are the same wherever a run starts, so they come from the first states.
+    first = with_sampler_state(state.replace(sampler_state={}), source).sampler_state
+    balancing = make_refresh(balancer, module, source, state.balancer_key, batch_keys, sampler_state=first)
+    return chained(adaptive_refresh(module, source), balancing)
 
 
 def _cut(microbatches: int) -> dict[str, int]:
@@ -85,3 +88,58 @@ def _kinds(optimizer_state: Any) -> list[str]:
     own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
     # Below the records lie the user's parameters, which the restore compares leaf by leaf.
     return own or [kind for entry in optimizer_state for kind in _kinds(entry)]
+
+
+def restored_with_source(
+    start: starts.Start,
+    fresh: TrainState,
+    on_change: str,
+    *,
+    module: Any,
+    datamodule: Any,
+    source: Any = None,
+) -> tuple[starts.Restored, Any]:
+    """The state to start from, and the source that draws from its sampling key."""
+    batch_keys = getattr(module, "batch_keys", ())
+    if datamodule is not None:
+        source = datamodule.train_batch_source(batch_keys, fresh.sampling_key)
+    # What adaptive samplers keep is part of what a checkpoint must fit.
+    fresh = with_sampler_state(fresh, source)
+    restored = _on_own_streams(start.restore(fresh), fresh, on_change)
+    if datamodule is not None and _streams(restored.state) != _streams(fresh):
+        source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
+    return restored, source
+
+
+def _on_own_streams(restored: starts.Restored, fresh: TrainState, on_change: str) -> starts.Restored:
+    """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
+    if on_change == "error" or _streams(restored.state) == _streams(fresh):
+        return restored
+    state = restored.state.replace(
+        rng_key=fresh.rng_key, sampling_key=fresh.sampling_key, balancer_key=fresh.balancer_key
+    )
+    return dataclasses.replace(restored, state=state)
+
+
+def _streams(state: TrainState) -> tuple[str, str]:
+    return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
+
+
+def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
+    names = getattr(source, "names", None) or batch_keys
+    missing = [name for name in batch_keys if name not in names]
+    if missing:
+        raise ValueError(
+            f"the source has no batch {missing[0]!r}; it has {_checks.shown(names)}, and the "
+            "module's batch_keys are "
+            f"{_checks.shown(batch_keys)}. Make them agree."
+        )
+
+
+def require_inside(source: Any) -> None:
+    adaptive = tuple(adaptive_samplers(source))
+    if adaptive and not getattr(source, "traceable", False):
+        raise ValueError(
+            f"samplers[{adaptive[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
+            "residuals. Keep its domain and the pools beside it on the device."
+        )

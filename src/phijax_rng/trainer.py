@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from phijax_rng import _checks, keys, predict, starts
 from phijax_rng.arguments import require_datamodule, require_module, require_one, require_optimizer
+from phijax_rng.auditing import AuditReport
 from phijax_rng.balancers import LossBalancer
 from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
@@ -27,9 +28,9 @@ from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.rebalancing import require_fitting_state
 from phijax_rng.record import Record
-from phijax_rng.refresh import adaptive_samplers, with_sampler_state
+from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult
-from phijax_rng.run import Run, described_training
+from phijax_rng.run import Run, described_training, require_batches, require_inside, restored_with_source
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
@@ -135,7 +136,9 @@ class Trainer:
                 balancer_state = {} if balancer is None else balancer.initialize()
                 model_state = module.init(streams.model)
                 fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
-                restored, source = _restored(start, fresh, on_change, module=module, datamodule=datamodule)
+                restored, source = restored_with_source(
+                    start, fresh, on_change, module=module, datamodule=datamodule
+                )
                 run = Run(
                     module=module,
                     train_step=LossTrainStep(module, optimizer, balancer, self.microbatches),
@@ -199,7 +202,7 @@ class Trainer:
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),
         ):
-            restored, source = _restored(
+            restored, source = restored_with_source(
                 start, state, on_change, module=module, datamodule=datamodule, source=source
             )
             run = Run(
@@ -241,6 +244,37 @@ class Trainer:
         """
         module, model_state = predict.trained_model(trained, module, step)
         return predict.predict(module, model_state, inputs, batch_size, self.device or default_device())
+
+    def audit(
+        self,
+        module: LossModule,
+        *,
+        datamodule: DataModule,
+        optimizer: Any,
+        seed: Any = 42,
+        balancer: LossBalancer | None = None,
+        steps: int = 3,
+        allow: Iterable[str] = (),
+    ) -> AuditReport:
+        """Who draws what from which key when this run starts: initialisation and the first `steps` updates.
+
+        The arguments are those of `fit`. Nothing is saved, and nothing that training needs is changed. It
+        runs op by op, so keep `steps` small; see `auditing.audit` for `allow` and for what it raises.
+        """
+        require_module(module, balancer)
+        require_datamodule(datamodule)
+        require_optimizer(optimizer)
+        with _prepared(datamodule):
+            return rehearse(
+                module,
+                datamodule=datamodule,
+                optimizer=optimizer,
+                seed=seed,
+                balancer=balancer,
+                microbatches=self.microbatches,
+                steps=_checks.positive(steps, "steps"),
+                allow=allow,
+            )
 
     @contextlib.contextmanager
     def _begun(
@@ -316,12 +350,12 @@ class Trainer:
             return
         if signals.received is not None:
             return
-        _require_inside(run.source)
+        require_inside(run.source)
         refresh = run.refresh()
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps, self.device or default_device())
         try:
-            _require_batches(feed.source, getattr(run.module, "batch_keys", ()))
+            require_batches(feed.source, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
                 run.train_step,
                 run.state,
@@ -389,58 +423,3 @@ def _hook(datamodule: Any, name: str, *arguments: str) -> None:
     hook = getattr(datamodule, name, None)
     if callable(hook):
         hook(*arguments)
-
-
-def _restored(
-    start: starts.Start,
-    fresh: TrainState,
-    on_change: str,
-    *,
-    module: Any,
-    datamodule: Any,
-    source: Any = None,
-) -> tuple[starts.Restored, Any]:
-    """The state to start from, and the source that draws from its sampling key."""
-    batch_keys = getattr(module, "batch_keys", ())
-    if datamodule is not None:
-        source = datamodule.train_batch_source(batch_keys, fresh.sampling_key)
-    # What adaptive samplers keep is part of what a checkpoint must fit.
-    fresh = with_sampler_state(fresh, source)
-    restored = _on_own_streams(start.restore(fresh), fresh, on_change)
-    if datamodule is not None and _streams(restored.state) != _streams(fresh):
-        source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
-    return restored, source
-
-
-def _on_own_streams(restored: starts.Restored, fresh: TrainState, on_change: str) -> starts.Restored:
-    """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
-    if on_change == "error" or _streams(restored.state) == _streams(fresh):
-        return restored
-    state = restored.state.replace(
-        rng_key=fresh.rng_key, sampling_key=fresh.sampling_key, balancer_key=fresh.balancer_key
-    )
-    return dataclasses.replace(restored, state=state)
-
-
-def _streams(state: TrainState) -> tuple[str, str]:
-    return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
-
-
-def _require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
-    names = getattr(source, "names", None) or batch_keys
-    missing = [name for name in batch_keys if name not in names]
-    if missing:
-        raise ValueError(
-            f"the source has no batch {missing[0]!r}; it has {_checks.shown(names)}, and the "
-            "module's batch_keys are "
-            f"{_checks.shown(batch_keys)}. Make them agree."
-        )
-
-
-def _require_inside(source: Any) -> None:
-    adaptive = tuple(adaptive_samplers(source))
-    if adaptive and not getattr(source, "traceable", False):
-        raise ValueError(
-            f"samplers[{adaptive[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
-            "residuals. Keep its domain and the pools beside it on the device."
-        )

@@ -1,0 +1,309 @@
+"""From the events of a run to its draws, findings and keys.
+
+Every key is looked at by itself: how it came about (its derivations), and what was done with it (its
+uses). What is no fault is taken away first: rows of one `vmap`, other places of one keyed
+permutation, replays. What is left should be one draw, or splits and folds alone.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from phijax_rng._history import Derivation, History, Use, seed_in
+from phijax_rng._observe import Event, Line, Place
+from phijax_rng.findings import (
+    MENDS,
+    NOTES,
+    Bits,
+    Finding,
+    KeyNode,
+    Ledger,
+    bits_of,
+    gathered,
+    name_matches,
+)
+
+_RBG = ("rbg", "unsafe_rbg")
+_PERMUTATIONS = ("permute_index", "invert_index")
+
+
+def examine(
+    events: list[Event],
+    names: Mapping[Bits, str],
+    *,
+    given: Iterable[Bits] = (),
+    given_seeds: Iterable[int] = (),
+    allow: Iterable[str] = (),
+) -> Ledger:
+    """The draws, findings and keys of a run.
+
+    Args:
+        events: what an `Observer` collected.
+        names: names of keys, by their bits.
+        given: keys that came in from outside, which is a path of its own to them.
+        given_seeds: integers that came in from outside.
+        allow: names, or patterns with `*`, of keys whose findings are meant, and of all that comes from them.
+    """
+    return _Examination(
+        History(events, names), frozenset(given), frozenset(given_seeds), tuple(allow)
+    ).ledger()
+
+
+class _Examination:
+    def __init__(
+        self, history: History, given: frozenset[Bits], given_seeds: frozenset[int], allow: tuple[str, ...]
+    ):
+        self.history = history
+        self.given = given
+        self.given_seeds = given_seeds
+        self.allow = allow
+        self.findings: list[Finding] = []
+
+    def ledger(self) -> Ledger:
+        for bits in list(self.history.uses):
+            self._judge(bits)
+        self._judge_events()
+        findings = tuple(gathered(self._allowed(finding) for finding in self.findings))
+        return Ledger(self.history.draws(), findings, self._nodes(findings))
+
+    def _judge(self, bits: Bits) -> None:
+        draws = [use for use in self.history.uses[bits] if use.draws]
+        derived = [use for use in self.history.uses[bits] if not use.draws]
+        draws = self._without_rows(bits, draws)
+        draws = self._without_positions(draws)
+        draws = self._without_replays(bits, draws)
+        ways = self._ways(bits)
+        if len(draws) > 1:
+            self._report(self._kind_of_repeat(bits, draws, ways), bits, draws)
+        if draws and derived:
+            kind = "two paths" if len(ways) > 1 else "drawn and split"
+            self._report(kind, bits, sorted([*draws, derived[0]], key=lambda use: use.index))
+        elif len(ways) > 1 and len({use.place for use in derived}) > 1:
+            self._report("two paths", bits, derived)
+
+    def _ways(self, bits: Bits) -> list[Derivation]:
+        """The different derivations of a key, first of each."""
+        ways = list({d.way: d for d in reversed(self.history.derivations[bits])}.values())[::-1]
+        if bits in self.given and ways:
+            ways.insert(0, Derivation("given", None, self.history.name(bits), ways[0].place, -1))
+        return ways
+
+    def _without_rows(self, bits: Bits, draws: list[Use]) -> list[Use]:
+        """Draws of different rows of one `vmap` count once, and are reported as broadcast."""
+        kept: dict[tuple[Any, ...], Use] = {}
+        for use in draws:
+            rows = self.history.rows[use.event.call.number]
+            groups = tuple(group for group, _, _ in rows)
+            first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
+            if first is not use and self.history.rows[first.event.call.number] != rows:
+                self._report("broadcast", bits, [first], rows=rows[-1][2])
+            elif first is not use:
+                kept[(use.index,)] = use
+        return sorted(kept.values(), key=lambda use: use.index)
+
+    def _without_positions(self, draws: list[Use]) -> list[Use]:
+        """A keyed permutation may be asked for other positions with the same key."""
+        kept: dict[Any, Use] = {}
+        for use in draws:
+            word, asked = use.event.speaking or ("", None)
+            if word in _PERMUTATIONS:
+                positions = {u.event.speaking for u in kept.values() if u.event.speaking}
+                others = all(position[0] in _PERMUTATIONS for position in positions)
+                if positions and others and (word, asked) not in positions:
+                    continue
+            kept[use.index] = use
+        return list(kept.values())
+
+    def _without_replays(self, bits: Bits, draws: list[Use]) -> list[Use]:
+        kept: list[Use] = []
+        for use in draws:
+            original = next((earlier for earlier in kept if _replays(use, earlier)), None)
+            if original is None:
+                kept.append(use)
+            else:
+                self._report("replay", bits, [original, use])
+        return kept
+
+    def _kind_of_repeat(self, bits: Bits, draws: list[Use], ways: list[Derivation]) -> str:
+        if len(ways) > 1:
+            return "two paths"
+        first, second = draws[:2]
+        again = [d for d in self.history.derivations[bits] if first.index < d.index <= second.index]
+        same_line = first.signature == second.signature
+        return "restarted" if again and same_line else "drawn twice"
+
+    def _report(self, kind: str, bits: Bits, uses: list[Use], *, rows: int = 0) -> None:
+        rank = "note" if kind in NOTES or (bits in self.history.cloned and kind == "drawn twice") else "fault"
+        name = self.history.name(bits)
+        times = "twice" if len(uses) == 2 else f"{len(uses)} times"
+        uses = uses[:20]
+        callers = _parting_callers(uses)
+        shown = list(
+            {(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values()
+        )
+        shown = shown[::-1][:4] if len(shown) > 1 else list(zip(uses, callers, strict=True))[:2]
+        text = _SENTENCES[kind].format(name=name, rows=rows, times=times)
+        derivations = [self._derived_text(d) for d in self._shown_derivations(bits, kind)]
+        self.findings.append(
+            Finding(
+                kind,
+                rank,
+                (name,),
+                tuple(derivations),
+                tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
+                tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
+                text,
+                MENDS[kind],
+            )
+        )
+
+    def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
+        found = self._ways(bits)
+        if kind in ("drawn twice", "restarted") and len(found) < 2:
+            by_place = {(d.way, d.place): d for d in reversed(self.history.derivations[bits])}
+            found = list(by_place.values())[::-1]
+        if kind == "restarted" and len(found) == 1:
+            found = found * 2
+        if not found and bits in self.given:
+            found = [Derivation("given", None, self.history.name(bits), self.history.uses[bits][0].place, -1)]
+        return found[:2]
+
+    def _derived_text(self, derivation: Derivation) -> str:
+        if derivation.word == "given":
+            return f"{derivation.label}, as it was given"
+        parent = "" if derivation.parent is None else self.history.name(derivation.parent)
+        return f"{parent}{derivation.label} at {derivation.place}"
+
+    def _judge_events(self) -> None:
+        legacy: dict[Place, Event] = {}
+        seeded: dict[str, Event] = {}
+        for bits, use in self.history.spread.items():
+            self._report("broadcast", bits, [use], rows=use.event.rows[-1][2])
+        for event in self.history.events:
+            if event.kind == "host seed":
+                if seeded.setdefault(event.data, event) is not event:
+                    text = "a generator of NumPy is seeded as one before it was, and repeats its numbers"
+                    self._event_finding("restarted", event, text, rank="note")
+            elif event.kind == "host":
+                self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
+            elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
+                seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
+                if not seeds <= self.given_seeds:
+                    shown = ", ".join(map(str, sorted(seeds)[:3]))
+                    self._event_finding("constant seed", event, f"a key is made from the seed {shown} here")
+            if event.call.function == "PRNGKey" or (
+                event.kind == "wrap" and event.call.function != "wrap_key_data"
+            ):
+                legacy.setdefault(event.place, event)
+            if event.kind in ("bits", "gamma") and event.keys is not None:
+                self._judge_batch(event)
+        for event in legacy.values():
+            self._event_finding("legacy key", event, "a legacy uint32 key is made or used here")
+
+    def _judge_batch(self, event: Event) -> None:
+        assert event.keys is not None
+        names = tuple(dict.fromkeys(self.history.name(bits) for bits in bits_of(event.keys)))
+        if event.keys.implementation in _RBG and len(event.keys.rows) > 1 and event.kind == "bits":
+            text = f"{len(event.keys.rows)} rows are drawn from keys of {event.keys.implementation} at once"
+            self._event_finding("batched rbg", event, text, names)
+        spread = [size for size, name, mapped in event.maps if not mapped and size > 1]
+        over_mesh = [name for _, name, mapped in event.maps if not mapped and name in event.meshes]
+        if len(spread) > len(over_mesh):
+            text = f"one key, {names[0]}, gives the same numbers to all {max(spread)} rows of a vmap"
+            self._event_finding("broadcast", event, text, names)
+        elif spread:
+            text = f"one key, {names[0]}, gives the same numbers to every device along {over_mesh[0]!r}"
+            self._event_finding("broadcast", event, text, names, rank="note")
+        elif len(names) < len(event.keys.rows):
+            text = f"{len(event.keys.rows)} rows are drawn from {len(names)} different keys"
+            self._event_finding("broadcast", event, text, names)
+
+    def _event_finding(
+        self, kind: str, event: Event, text: str, names: tuple[str, ...] = (), rank: str = ""
+    ) -> None:
+        rank = rank or ("note" if kind in NOTES else "fault")
+        place = dataclasses.replace(event.place, callers=())
+        names = names or (tuple(self.history.name(b) for b in bits_of(event.out)[:1]) if event.out else ())
+        derivations: tuple[str, ...] = ()
+        if event.keys is not None:
+            shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
+            derivations = tuple(map(self._derived_text, shown))
+        word = {"host": event.data, "host seed": "numpy.random.default_rng"}.get(
+            event.kind, event.call.function
+        )
+        use = f"{word} at {event.place}"
+        self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
+
+    def _allowed(self, finding: Finding) -> Finding:
+        if finding.rank == "fault" and finding.keys and all(map(self._is_allowed, finding.keys)):
+            return dataclasses.replace(finding, rank="note", allowed=True)
+        return finding
+
+    def _is_allowed(self, name: str) -> bool:
+        return any(name_matches(name, pattern) for pattern in self.allow)
+
+    def _nodes(self, findings: tuple[Finding, ...]) -> tuple[KeyNode, ...]:
+        ranks: dict[str, str] = {}
+        for finding in findings:
+            for name in finding.keys:
+                if ranks.get(name) != "fault":
+                    ranks[name] = finding.rank
+        wanted: dict[Bits, None] = {}
+
+        def want(bits: Bits) -> None:
+            if bits not in wanted:
+                first = next(iter(self.history.derivations.get(bits, ())), None)
+                wanted[bits] = None
+                if first is not None and first.parent is not None:
+                    want(first.parent)
+
+        for bits in self.history.uses:
+            want(bits)
+        nodes = []
+        for bits in wanted:
+            first = next(iter(self.history.derivations.get(bits, ())), None)
+            parent = None if first is None or first.parent is None else self.history.name(first.parent)
+            how = "given" if first is None else first.label
+            draws = tuple(dict.fromkeys(use.text for use in self.history.uses[bits] if use.draws))
+            nodes.append(
+                KeyNode(self.history.name(bits), parent, how, draws, ranks.get(self.history.name(bits)))
+            )
+        return tuple(nodes)
+
+
+_SENTENCES = {
+    "drawn twice": "{name} is drawn from {times}",
+    "two paths": "one key is reached by two paths and used on both: {name}",
+    "drawn and split": "{name} is drawn from and also split or folded into",
+    "restarted": "a stream starts again: {name} is made and drawn from again",
+    "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
+    "replay": "{name} is drawn from again by the same line of the same computation",
+}
+
+
+def _parting_callers(uses: list[Use]) -> list[Line | None]:
+    """Where uses at one line part: for each, its innermost caller that another use at that line has not."""
+    callers: list[Line | None] = []
+    for use in uses:
+        alike = [other for other in uses if other.place == use.place]
+        parting = (
+            line
+            for depth, line in enumerate(use.place.callers)
+            if any(other.place.callers[depth : depth + 1] != (line,) for other in alike)
+        )
+        callers.append(next(parting, None))
+    return callers
+
+
+def _replays(later: Use, earlier: Use) -> bool:
+    """Whether a draw repeats an earlier one because JAX computes the same thing again."""
+    if later.signature != earlier.signature:
+        return False
+    if later.event.backward and not earlier.event.backward:
+        return True
+    ours, theirs = later.event.differentiations, earlier.event.differentiations
+    return any(
+        number != other and digest == digest_of_other
+        for number, digest in ours
+        for other, digest_of_other in theirs
+    )

@@ -1,0 +1,24 @@
+"""The one place that reaches into JAX, for the audit: JAX's random primitives reported as they run.
+
+While `watching(watcher)` is open, everything that the calling thread asks of JAX runs op by op
+(`jax.disable_jit`), and the watcher is told of every split, fold and draw with the bits of the keys.
+Other threads keep JAX as it is.
+
+JAX offers no public way to do this, so names of `jax._src` are used, in this folder alone. All are
+looked up before anything is replaced; a name that has moved is one clear error. Whatever was
+replaced is put back on every way out.
+
+    random primitives       run as ever, then reported with the bits of their keys
+    while, cond, scan, jit  that hold a draw and reach a compiler: walked equation by equation
+    vmap of one of these    row by row, so that every row draws what it would draw and no more
+    shard_map               the same function under vmap over the axes of the mesh
+    anything else compiled  reported as not seen, if it holds a draw
+
+    watcher   who is told, and what     walks   how regions are walked
+    patches   what is replaced in JAX
+"""
+
+from phijax_rng._internals.patches import watching
+from phijax_rng._internals.watcher import Evaluation, Watcher, Words, words_of
+
+__all__ = ["Evaluation", "Watcher", "Words", "watching", "words_of"]

@@ -1,0 +1,72 @@
+"""The first steps of a run, taken one by one under the eyes of an audit.
+
+What `Trainer.fit` compiles into one program is done here in the open: the model is initialised, the
+source asked for each step, the runtime key advanced, the update made, by the same functions on the same
+keys. Every key has the name that the documentation gives it: `root.sampling.step[3].pde`.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from phijax_rng import keys
+from phijax_rng.auditing import AuditReport, Session
+from phijax_rng.refresh import with_sampler_state
+from phijax_rng.run import refresh_of
+from phijax_rng.sources import ask
+from phijax_rng.state import TrainState, advance, initialize_train_state
+from phijax_rng.step import LossTrainStep
+
+MEANT = ("root.balancer", "root.sampling.stream('sampler', *)")
+"""Keys that serve more than one step, and are meant to: diagnostic batches are the same at every update,
+and a sampler that follows the step (`StepSampler`) has one key for all of them."""
+
+Refresh = Callable[[TrainState, Any], TrainState]
+"""What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
+
+
+def rehearse(
+    module: Any,
+    *,
+    datamodule: Any,
+    optimizer: Any,
+    seed: Any = 42,
+    balancer: Any = None,
+    microbatches: int = 1,
+    steps: int = 3,
+    make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
+    allow: Iterable[str] = (),
+) -> AuditReport:
+    """The report of a run's initialisation and first updates; its `result` is the train state after them."""
+    root = keys.root_key(seed)
+    session = Session(names={"root": root}, allow=(*MEANT, *allow))
+    with session.observer.observing():
+        streams = keys.split_root(root)
+        for name in ("model", "runtime", "sampling", "balancer"):
+            session.name(f"root.{name}", getattr(streams, name))
+        balancer_state = {} if balancer is None else balancer.initialize()
+        model_state = module.init(streams.model)
+        state = initialize_train_state(model_state, optimizer, balancer_state, streams)
+        source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
+        state = with_sampler_state(state, source)
+        refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
+        update = LossTrainStep(module, optimizer, balancer, microbatches)
+        for step in range(steps):
+            _name_step(session, source, state, step)
+            state = state if refresh is None else refresh(state, source)
+            batches = ask(source, step, state.sampler_state)
+            state, key = advance(state)
+            state, _ = update(state, batches, key)
+    return session.report(state)
+
+
+def _name_step(session: Session, source: Any, state: TrainState, step: int) -> None:
+    """Names the keys of a step before they are used."""
+    with session.observer.blinded():
+        session.name(f"root.sampling.step[{step}]", keys.step_key(state.sampling_key, step))
+        if callable(getattr(source, "sampler_keys", None)):
+            for name, key in source.sampler_keys(step).items():
+                session.name(f"root.sampling.step[{step}].{name}", key)
+        following, key = advance(state)
+        session.name(f"root.runtime.step[{step}]", key)
+        session.name(f"root.runtime[{step + 1}]", following.rng_key)

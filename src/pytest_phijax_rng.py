@@ -1,0 +1,68 @@
+"""The pytest plug-in of phijax_rng: two markers, one option and one fixture.
+
+    @pytest.mark.no_key_reuse                 the test runs under an audit, which must be clean
+    @pytest.mark.no_key_reuse(allow="eval")   findings of these keys are meant
+    @pytest.mark.global_rng_untouched         the global generators of NumPy and Python stay as they are
+    --global-rng-untouched                    every test is held to that
+
+    def test_mine(resume_exact):              assert_resume_exact, in the test's own tmp_path
+        resume_exact(make_run, steps=20)
+
+It lies beside the package, not in it: pytest loads it in every project of the environment, and
+nothing of JAX or phijax_rng is imported before a test asks for it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option."""
+    parser.getgroup("phijax_rng").addoption(
+        "--global-rng-untouched",
+        action="store_true",
+        help="fail every test that uses the global generators of NumPy or Python",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers."""
+    config.addinivalue_line("markers", "no_key_reuse(allow=()): run the test under an audit of its keys")
+    config.addinivalue_line("markers", "global_rng_untouched: the global generators must stay as they are")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Runs a marked test under what its markers ask for."""
+    __tracebackhide__ = True
+    reuse = pyfuncitem.get_closest_marker("no_key_reuse")
+    untouched = pyfuncitem.get_closest_marker("global_rng_untouched")
+    with contextlib.ExitStack() as stack:
+        if untouched or pyfuncitem.config.getoption("--global-rng-untouched"):
+            from phijax_rng.testing import assert_global_rng_untouched  # noqa: PLC0415 - only when asked for
+
+            stack.enter_context(assert_global_rng_untouched())
+        if reuse is None:
+            return (yield)
+        from phijax_rng.auditing import Session  # noqa: PLC0415
+
+        session = Session(allow=reuse.kwargs.get("allow", ()))
+        with session.observer.observing():
+            result = yield
+        report = session.report()
+        if not report.clean:
+            pytest.fail(f"the audit is not clean: {report}", pytrace=False)
+        return result
+
+
+@pytest.fixture
+def resume_exact(tmp_path: Path) -> Callable[..., Any]:
+    """`phijax_rng.testing.assert_resume_exact` with its checkpoints in the test's directory."""
+    from phijax_rng.testing import assert_resume_exact  # noqa: PLC0415
+
+    return functools.partial(assert_resume_exact, directory=tmp_path)

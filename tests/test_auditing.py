@@ -1,0 +1,426 @@
+"""The audit: faults planted, programs that are right, regions that cannot be seen, and JAX left as it was."""
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as jep
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from phijax_rng import audit, keys
+from phijax_rng._internals import patches
+from phijax_rng._internals.walks import KINDS
+from phijax_rng.findings import MENDS, NOTES
+from tests._correct import PROGRAMS
+from tests._faulty import FAULTS, marked_lines
+
+pytestmark = pytest.mark.draws_twice
+
+KEY = jax.random.key(11)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_is_right_is_clean(name: str) -> None:
+    report = audit(PROGRAMS[name], KEY)
+    assert report.clean, str(report)
+    assert report.draws or name == "grain augmentation"
+
+
+def test_the_audited_program_gives_what_it_gives_without_the_audit() -> None:
+    for name in (
+        "a scan that carries its key",
+        "a while loop with a trip count per row",
+        "a cond under vmap",
+    ):
+        expected = jax.tree.leaves(PROGRAMS[name](KEY))
+        audited = jax.tree.leaves(audit(PROGRAMS[name], KEY).result)
+        for one, other in zip(audited, expected, strict=True):
+            if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+                assert keys.fingerprint(one) == keys.fingerprint(other)
+            else:
+                np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_at_its_lines(name: str) -> None:
+    kind, program = FAULTS[name]
+    report = audit(program, KEY)
+    found = [finding for finding in report.findings if finding.kind == kind]
+    assert found, str(report)
+    lines = {line.number for finding in found for line in finding.lines if line.file == __file_of(program)}
+    assert marked_lines(program), "the fault is not marked"
+    assert marked_lines(program) <= lines, str(report)
+    assert report.clean is all(finding.rank == "note" for finding in found), str(report)
+    assert report.clean is (kind in NOTES or name == "a generator of numpy that starts again")
+
+
+def __file_of(program: Callable[..., Any]) -> str:
+    return program.__code__.co_filename
+
+
+HAZARDS = {
+    "drawn twice": "one key for two layers",
+    "two paths": "a split and a fold",
+    "drawn and split": "a draw before the split",
+    "restarted": "a resumed run that begins with its seed",
+    "broadcast": "a key closed over by vmap",
+    "batched rbg": "rows of rbg at once",
+    "constant seed": "a seed written into a function",
+    "legacy key": "a legacy key",
+}
+"""The eight ways to ruin a key, each with the program that shows it."""
+
+
+def seen_by_jax(program: Callable[..., Any]) -> bool:
+    with jax.debug_key_reuse(True):
+        for run in (program, jax.jit(program)):
+            try:
+                run(jax.random.key(11))  # a fresh array: JAX marks each as spent
+            except jax.errors.KeyReuseError:
+                return True
+    return False
+
+
+def test_the_audit_sees_eight_of_eight_hazards(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs, ours = {}, {}
+    for hazard, name in HAZARDS.items():
+        kind, program = FAULTS[name]
+        assert kind == hazard
+        theirs[hazard] = seen_by_jax(program)
+        ours[hazard] = any(finding.kind == kind for finding in audit(program, KEY).findings)
+    with capsys.disabled():
+        print(f"\n\nJAX {jax.__version__}    {'jax_debug_key_reuse':<21} audit")
+        for hazard in HAZARDS:
+            print(f"{hazard:<15}  {_word(theirs[hazard]):<21} {_word(ours[hazard])}")
+        print(
+            f"{'':<15}  {sum(theirs.values())} of {len(theirs)}{'':<16} {sum(ours.values())} of {len(ours)}"
+        )
+    assert all(ours.values())
+    assert [hazard for hazard, seen in theirs.items() if seen] == ["drawn twice", "drawn and split"]
+
+
+def _word(seen: bool) -> str:
+    return "seen" if seen else "-"
+
+
+def names_of(report: Any) -> list[str]:
+    return [name for draw in report.draws for name in draw.keys]
+
+
+def test_keys_are_named_by_parameter_path_variable_and_derivation() -> None:
+    held = jax.random.key(5)
+
+    def draw(key: jax.Array, state: dict[str, jax.Array]) -> Any:
+        row = jax.random.split(state["keys"][1], (2, 3))[1, 2]
+        return [
+            jax.random.normal(own)
+            for own in (key, jax.random.fold_in(held, 7), row, keys.stream(key, "a", "b"), keys.root_key(3))
+        ]
+
+    report = audit(draw, KEY, {"keys": jax.random.split(jax.random.key(1), 2)})
+    assert names_of(report) == [
+        "key",
+        "held.fold_in(7)",
+        "state['keys'][1].split(2, 3)[1, 2]",
+        "key.stream('a', 'b')",
+        "root_key(3)",
+    ]
+
+
+def test_names_given_to_the_audit_win() -> None:
+    names = {"root": jax.random.split(KEY, 4)[2], "layers": jax.random.split(jax.random.key(3), 2)}
+
+    def draw(key: jax.Array) -> Any:
+        other = jax.random.split(jax.random.key(3), 2)
+        return jax.random.normal(jax.random.split(key, 4)[2]), jax.random.normal(other[1])
+
+    assert names_of(audit(draw, KEY, names=names)) == ["root", "layers[1]"]
+
+
+def test_a_draw_is_recorded_with_shape_dtype_line_and_count() -> None:
+    def draw(key: jax.Array) -> Any:
+        for _ in range(2):
+            jax.random.normal(key, (2, 3), jnp.bfloat16)
+        return jax.random.randint(jax.random.fold_in(key, 1), (4,), 0, 9)
+
+    first, second = audit(draw, KEY).draws
+    assert (first.primitive, first.shape, first.dtype, first.count) == ("normal", (2, 3), "bfloat16", 2)
+    assert (second.primitive, second.shape, second.dtype, second.count) == ("randint", (4,), "int32", 1)
+    assert first.place.line.number == draw.__code__.co_firstlineno + 2
+    assert first.place.line.file == __file__
+    assert second.place.line.function == "draw"
+
+
+def test_a_finding_shows_both_derivations_both_lines_and_the_mend() -> None:
+    finding, *rest = audit(FAULTS["a split and a fold"][1], KEY).faults
+    assert rest == []
+    assert [text.split(" at ")[0] for text in finding.derivations] == ["key.split(2)[1]", "key.fold_in(1)"]
+    assert [text.split(" at ")[0] for text in finding.uses] == ["normal", "uniform"]
+    assert len(set(finding.lines)) == 2
+    assert finding.mend == MENDS["two paths"]
+    assert str(finding).startswith(
+        "fault: one key is reached by two paths and used on both: key.split(2)[1]\n"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["key", "key*", "*", "key.split(2)[1]", "key.split(*)[1]"])
+def test_a_fault_can_be_allowed_by_name(pattern: str) -> None:
+    report = audit(FAULTS["a split and a fold"][1], KEY, allow=pattern)
+    assert report.clean
+    assert [finding.allowed for finding in report.notes] == [True]
+
+
+@pytest.mark.parametrize("pattern", ["other", "ke", "key.split(2)[0]", "key.fold_in"])
+def test_another_name_allows_nothing(pattern: str) -> None:
+    assert not audit(FAULTS["a split and a fold"][1], KEY, allow=(pattern,)).clean
+
+
+def test_what_ran_compiled_ahead_of_time_is_not_seen_and_not_clean() -> None:
+    compiled = jax.jit(jax.random.normal).lower(KEY).compile()
+    report = audit(lambda key: [compiled(key)], KEY)
+    assert not report.clean
+    assert report.faults == ()
+    assert [region.what for region in report.unseen] == ["a compiled executable"]
+    assert report.unseen[0].place.line.file == __file__
+
+
+def test_a_raw_generator_is_not_seen_and_not_clean() -> None:
+    def draw(key: jax.Array) -> Any:
+        return jax.lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (2,))
+
+    report = audit(draw, KEY)
+    assert [region.what for region in report.unseen] == ["rng_bit_generator"]
+    assert not report.clean
+
+
+def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:
+    def draw(key: jax.Array) -> Any:
+        def matvec(x: jax.Array) -> jax.Array:
+            return x * (2 + jax.random.uniform(key))
+
+        return jax.lax.custom_linear_solve(
+            matvec, jnp.ones(2), lambda mv, b: b / 2 + 0 * mv(b), symmetric=True
+        )
+
+    report = audit(draw, KEY)
+    assert report.draws or report.unseen
+
+
+def test_a_draw_in_another_thread_is_not_seen_and_not_clean() -> None:
+    def draw(key: jax.Array) -> None:
+        worker = threading.Thread(target=lambda: jax.random.normal(key), name="worker")
+        worker.start()
+        worker.join()
+
+    report = audit(draw, KEY)
+    assert report.draws == ()
+    assert "thread 'worker'" in {region.what for region in report.unseen}
+    assert not report.clean
+
+
+def test_a_branch_not_taken_draws_nothing() -> None:
+    def draw(key: jax.Array, taken: jax.Array) -> Any:
+        return jax.lax.cond(taken, jax.random.normal, lambda key: 0.0, key)
+
+    assert audit(draw, KEY, jnp.asarray(False)).draws == ()
+    assert len(audit(draw, KEY, jnp.asarray(True)).draws) == 1
+
+
+def test_a_loop_that_gives_up_half_way_is_counted_once() -> None:
+    def row(stop: jax.Array, key: jax.Array) -> Any:
+        # The first condition is known, the second depends on the row: Python's loop gives up in between.
+        def body(carry: Any) -> Any:
+            count, _, key, total = carry
+            key, own = jax.random.split(key)
+            return count + 1, stop, key, total + jax.random.normal(own)
+
+        return jax.lax.while_loop(lambda carry: carry[0] < carry[1], body, (0, 5, key, 0.0))[3]
+
+    def rows(keys_: jax.Array) -> Any:
+        return jax.vmap(row)(jnp.asarray([1, 2]), keys_)
+
+    report = audit(rows, jax.random.split(KEY, 2))
+    assert report.clean, str(report)
+    assert sum(draw.count for draw in report.draws) == 3
+    np.testing.assert_allclose(report.result, rows(jax.random.split(KEY, 2)), rtol=1e-6)
+
+
+def test_a_jaxpr_traced_before_the_audit_keeps_its_lines() -> None:
+    def draw(key: jax.Array) -> Any:
+        return jax.jit(jax.random.normal)(key)
+
+    traced = jax.make_jaxpr(draw)(KEY)
+    report = audit(jax.extend.core.jaxpr_as_fun(traced), KEY)
+    assert [draw_.place.line.function for draw_ in report.draws] == ["draw"]
+    assert report.draws[0].primitive == "normal"
+
+
+def everything_replaced() -> dict[str, Any]:
+    source = patches._jax_internals()
+    owners = [getattr(jep, name) for name in (*KINDS, "while_p", "cond_p", "scan_p", "jit_p")]
+    owners += [source[name] for name in ("core", "dispatch", "api", "interpreters.ad")]
+    owners += [
+        source["core"].EvalTrace,
+        source["interpreters.batching"].BatchTrace,
+        source["stages"].Compiled,
+    ]
+    owners += [np.random, random]
+    return {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()}
+
+
+def test_jax_is_left_as_it_was() -> None:
+    before, settings = everything_replaced(), jax.config.values.copy()
+    audit(PROGRAMS["remat"], KEY)
+    assert changed(before, everything_replaced()) == []
+    assert jax.config.values == settings
+
+
+def test_jax_is_left_as_it_was_after_an_error() -> None:
+    before = everything_replaced()
+
+    def fail(key: jax.Array) -> None:
+        assert changed(before, everything_replaced()) != []  # the control
+        jax.vmap(jax.random.normal)(jax.random.split(key))
+        raise OSError("no such thing")
+
+    with pytest.raises(OSError, match="no such thing"):
+        audit(fail, KEY)
+    assert changed(before, everything_replaced()) == []
+    assert not jax.config.jax_disable_jit
+    assert audit(PROGRAMS["remat"], KEY).clean
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name) is not after.get(name)]
+
+
+def test_a_second_audit_at_the_same_time_is_refused() -> None:
+    message = (
+        "an audit is open in this process already, and two would see each other's draws. "
+        + "Run one after the other."
+    )
+    caught: list[BaseException] = []
+
+    def other_thread() -> None:
+        try:
+            audit(jax.random.normal, KEY)
+        except RuntimeError as error:
+            caught.append(error)
+
+    def both(key: jax.Array) -> None:
+        with pytest.raises(RuntimeError) as nested:
+            audit(jax.random.normal, key)
+        assert str(nested.value) == message
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+
+    audit(both, KEY)
+    assert [str(error) for error in caught] == [message]
+    assert audit(jax.random.normal, KEY).clean
+
+
+def test_another_thread_computes_as_ever_while_an_audit_is_open() -> None:
+    f = jax.jit(lambda key: jax.random.normal(key, (3,)))
+    expected = f(KEY)
+    answers: list[Any] = []
+
+    def both(key: jax.Array) -> None:
+        thread = threading.Thread(target=lambda: answers.extend([f(KEY), jax.config.jax_disable_jit]))
+        thread.start()
+        thread.join()
+
+    audit(both, KEY)
+    assert (answers[0] == expected).all()
+    assert answers[1] is False
+
+
+def test_a_moved_name_of_jax_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {**patches._NEEDED, "core": ("eval_jaxpr", "moved_away"), "gone.entirely": ("x",)}
+    monkeypatch.setattr(patches, "_NEEDED", needed)
+    with pytest.raises(RuntimeError) as failure:
+        audit(jax.random.normal, KEY)
+    assert str(failure.value) == (
+        f"JAX {jax.__version__} has moved what the audit looks through: jax._src.core.moved_away, "
+        "jax._src.gone.entirely. Use JAX 0.10.2 to 0.12, or a newer phijax_rng; "
+        "training does not need the audit."
+    )
+    monkeypatch.undo()
+    assert audit(jax.random.normal, KEY).clean
+
+
+def test_arguments_are_checked_at_the_door() -> None:
+    with pytest.raises(TypeError) as failure:
+        audit(3)  # type: ignore[arg-type]
+    assert str(failure.value) == "fn must be callable, got 3. Pass a function."
+    with pytest.raises(TypeError) as failure:
+        audit(jax.random.normal, KEY, names={"root": 7})
+    assert str(failure.value) == (
+        "names['root'] must be a typed key or hold some, got 7. "
+        "Make keys with keys.root_key or jax.random.key."
+    )
+
+
+def test_a_seed_that_is_an_argument_is_no_constant() -> None:
+    assert audit(lambda seed: jax.random.normal(jax.random.key(seed)), 7).findings == ()
+    assert audit(lambda seed: jax.random.normal(keys.root_key(seed)), np.int64(7)).findings == ()
+    assert [f.kind for f in audit(lambda: jax.random.normal(keys.root_key(7))).findings] == ["constant seed"]
+
+
+def test_a_clone_says_that_reuse_is_meant() -> None:
+    report = audit(lambda key: jax.random.normal(key) + jax.random.normal(jax.random.clone(key)), KEY)
+    assert report.clean
+    assert [finding.kind for finding in report.notes] == ["drawn twice"]
+
+
+def test_a_wide_split_costs_little() -> None:
+    report = audit(lambda key: jax.random.normal(jax.random.split(key, 1_000_000)[123_456]), KEY)
+    assert names_of(report) == ["key.split(1000000)[123456]"]
+    assert len(report.keys) == 2
+
+
+def test_the_report_is_plain_data() -> None:
+    report = audit(FAULTS["a split and a fold"][1], KEY)
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["clean"] is False
+    assert data["findings"][0]["kind"] == "two paths"
+    assert {node["name"]: node["parent"] for node in data["keys"]} == {"key": None, "key.split(2)[1]": "key"}
+    assert data["draws"][0]["keys"] == ["key.split(2)[1]"]
+
+
+def test_a_generator_that_was_imported_by_name_is_noticed() -> None:
+    rand, state = np.random.mtrand._rand.random_sample, np.random.get_state()
+    try:
+        report = audit(lambda: [rand()])
+    finally:
+        np.random.set_state(state)
+    assert [finding.kind for finding in report.faults] == ["no key"]
+    assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)
+
+
+def test_programs_that_jax_keeps_are_not_those_of_the_audit() -> None:
+    block = jax.checkpoint(lambda x, keys: jnp.sum(x * jax.vmap(jax.random.normal)(keys)))
+
+    def text() -> str:
+        def program(key: jax.Array) -> Any:
+            def row(key: jax.Array, stop: jax.Array) -> Any:
+                body = lambda c: (c[0] + 1, c[1] + jax.random.normal(jax.random.fold_in(key, c[0])))  # noqa: E731
+                return jax.lax.while_loop(lambda c: c[0] < stop, body, (0, 0.0))[1]
+
+            rows = jax.vmap(row)(jax.random.split(key, 2), jnp.asarray([1, 2]))
+            return rows, jax.grad(block)(jnp.ones(2), jax.random.split(jax.random.fold_in(key, 9), 2))
+
+        audited.append(program)
+        return jax.jit(program).lower(KEY).as_text()
+
+    audited: list[Any] = []
+    before = text()
+    report = audit(audited[0], KEY)
+    assert report.clean, str(report)
+    assert report.draws
+    assert text() == before
