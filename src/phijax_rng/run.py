@@ -126,6 +126,7 @@ def _streams(state: TrainState) -> tuple[str, str]:
 
 
 def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
+    """Raises unless the source has every batch that the module reads."""
     names = getattr(source, "names", None) or batch_keys
     missing = [name for name in batch_keys if name not in names]
     if missing:
@@ -137,6 +138,7 @@ def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
 
 
 def require_inside(source: Any) -> None:
+    """Raises if a sampler follows residuals and its source is asked on the host."""
     adaptive = tuple(adaptive_samplers(source))
     if adaptive and not getattr(source, "traceable", False):
         raise ValueError(
