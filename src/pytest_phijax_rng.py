@@ -13,8 +13,8 @@ nothing of JAX or phijax_rng is imported before a test asks for it.
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             return (yield)
         from phijax_rng.auditing import Session  # noqa: PLC0415
 
-        session = Session(allow=reuse.kwargs.get("allow", ()))
+        session = Session(allow=_allowed(*reuse.args, **reuse.kwargs))
         with session.observer.observing():
             result = yield
         report = session.report()
@@ -60,9 +60,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return result
 
 
+def _allowed(allow: Iterable[str] = ()) -> Iterable[str]:
+    """The one argument of the marker; a mistyped one is a TypeError."""
+    return (allow,) if isinstance(allow, str) else allow
+
+
 @pytest.fixture
 def resume_exact(tmp_path: Path) -> Callable[..., Any]:
     """`phijax_rng.testing.assert_resume_exact` with its checkpoints in the test's directory."""
     from phijax_rng.testing import assert_resume_exact  # noqa: PLC0415
 
-    return functools.partial(assert_resume_exact, directory=tmp_path)
+    numbers = itertools.count()
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return assert_resume_exact(*args, **{"directory": tmp_path / f"resume-{next(numbers)}", **kwargs})
+
+    return checked

@@ -220,10 +220,10 @@ def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
     ("value", "shape", "error", "message"),
     [
         ("a", (), TypeError, "center must be one number, got 'a'. Pass floats."),
-        ([1, 2], (), ValueError, "center must be one number, got shape (2,). Mend it."),
-        ([], (None,), ValueError, "center must be numbers of shape (n,), got shape (0,). Mend it."),
-        ([1], (2,), ValueError, "center must be numbers of shape (2,), got shape (1,). Mend it."),
-        ([1e39], (None,), ValueError, "center must be finite in float32, got [1e+39]. Mend it."),
+        ([1, 2], (), ValueError, "center must be one number, got shape (2,). Pass that shape."),
+        ([], (None,), ValueError, "center must be numbers of shape (n,), got shape (0,). Pass that shape."),
+        ([1], (2,), ValueError, "center must be numbers of shape (2,), got shape (1,). Pass that shape."),
+        ([1e39], (None,), ValueError, "center must be finite in float32, got [1e+39]. Pass finite numbers."),
     ],
 )
 def test_what_is_no_array_of_finite_numbers_is_refused(value, shape, error, message):

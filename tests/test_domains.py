@@ -303,22 +303,22 @@ DTYPE = "dtype of coordinates must be float32, or float64 with jax_enable_x64 on
         (
             lambda: UniformDomainSampler([(0, 1), (2, 1)]),
             ValueError,
-            "bounds[1] must be finite with lo < hi in float32, got (2.0, 1.0). Mend it.",
+            "bounds[1] must be finite with lo < hi in float32, got (2.0, 1.0). Pass (lo, hi).",
         ),
         (
             lambda: UniformDomainSampler([(0, float("nan"))]),
             ValueError,
-            "bounds[0] must be finite with lo < hi in float32, got (0.0, nan). Mend it.",
+            "bounds[0] must be finite with lo < hi in float32, got (0.0, nan). Pass (lo, hi).",
         ),
         (
             lambda: UniformDomainSampler([(1, 1 + 1e-9)]),
             ValueError,
-            "bounds[0] must be finite with lo < hi in float32, got (1.0, 1.000000001). Mend it.",
+            "bounds[0] must be finite with lo < hi in float32, got (1.0, 1.000000001). Pass (lo, hi).",
         ),
         (
             lambda: UniformDomainSampler([(-3e38, 3e38)]),
             ValueError,
-            "bounds[0] must be finite with lo < hi in float32, got (-3e+38, 3e+38). Mend it.",
+            "bounds[0] must be finite with lo < hi in float32, got (-3e+38, 3e+38). Pass (lo, hi).",
         ),
         (
             lambda: UniformDomainSampler(BOX, dtype=np.float64),
@@ -451,7 +451,7 @@ def test_the_pool_of_places_is_not_written():
         (
             lambda: SpaceTimeSampler(PLACES, (1, 0)),
             ValueError,
-            "time_bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Mend it.",
+            "time_bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Pass (lo, hi).",
         ),
         (
             lambda: SpaceTimeSampler(PLACES, (0, 1), 3),

@@ -315,7 +315,7 @@ REFUSED = {
     "a bound out of order": (
         lambda: Box([(0, 1), (1, 1)]),
         ValueError,
-        "bounds[1] must be finite with lo < hi in float32, got (1.0, 1.0). Mend it.",
+        "bounds[1] must be finite with lo < hi in float32, got (1.0, 1.0). Pass (lo, hi).",
     ),
     "faces that are a word": (
         lambda: BoxFaces([(0, 1)], "low"),
@@ -361,22 +361,22 @@ REFUSED = {
     "a center that is a number": (
         lambda: Ball(0.0, 1),
         ValueError,
-        "center must be numbers of shape (n,), got shape (). Mend it.",
+        "center must be numbers of shape (n,), got shape (). Pass that shape.",
     ),
     "an infinite center": (
         lambda: Sphere([math.inf], 1),
         ValueError,
-        "center must be finite in float32, got [inf]. Mend it.",
+        "center must be finite in float32, got [inf]. Pass finite numbers.",
     ),
     "a radius of zero": (
         lambda: Sphere([0.0], 0),
         ValueError,
-        "radius must be positive in float32, got 0. Mend it.",
+        "radius must be positive in float32, got 0. Pass more than 0.",
     ),
     "a radius for each axis": (
         lambda: Ball([0.0], [1.0]),
         ValueError,
-        "radius must be one number, got shape (1,). Mend it.",
+        "radius must be one number, got shape (1,). Pass that shape.",
     ),
     "no parts": (
         lambda: Union(()),
@@ -404,7 +404,7 @@ REFUSED = {
     "too few weights": (
         lambda: Union((Box([(0, 1)]),), (1, 2)),
         ValueError,
-        "weights must be numbers of shape (1,), got shape (2,). Mend it.",
+        "weights must be numbers of shape (1,), got shape (2,). Pass that shape.",
     ),
     "a negative weight": (
         lambda: Union((Box([(0, 1)]), Box([(0, 1)])), (1, -2)),
@@ -419,7 +419,7 @@ REFUSED = {
     "times out of order": (
         lambda: SpaceTimeCylinder(Box([(0, 1)]), (1, 0)),
         ValueError,
-        "time_bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Mend it.",
+        "time_bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Pass (lo, hi).",
     ),
     "a space that is none": (
         lambda: SpaceTimeCylinder(3, (0, 1)),

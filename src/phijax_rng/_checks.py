@@ -78,19 +78,28 @@ def num_points(value: Any, name: str) -> int:
     return int(batch_size(value, name))
 
 
+def real_numbers(value: Any) -> np.ndarray[Any, Any]:
+    """`value` as float64; a TypeError for text and booleans, which NumPy would convert."""
+    array = np.asarray(value)
+    if array.dtype.kind in "bOSUmM":
+        raise TypeError(f"no real numbers: {value!r}. Pass floats.")
+    return array.astype(np.float64)
+
+
 def finite_float32(value: Any, name: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
     """`value` as a read-only float32 array of finite numbers; `None` in `shape` is any positive length."""
     wanted = "one number" if not shape else f"numbers of shape ({', '.join(map(_length, shape))},)"
     try:
-        with np.errstate(over="ignore"):
-            held = np.array(value, dtype=np.float64).astype(np.float32)
+        held = real_numbers(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be {wanted}, got {value!r}. Pass floats.") from None
+    with np.errstate(over="ignore"):
+        held = held.astype(np.float32)
     lengths = zip(held.shape, shape, strict=False)
     if held.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
-        raise ValueError(f"{name} must be {wanted}, got shape {held.shape}. Mend it.")
+        raise ValueError(f"{name} must be {wanted}, got shape {held.shape}. Pass that shape.")
     if not np.isfinite(held).all():
-        raise ValueError(f"{name} must be finite in float32, got {value!r}. Mend it.")
+        raise ValueError(f"{name} must be finite in float32, got {value!r}. Pass finite numbers.")
     held.flags.writeable = False
     return held
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from phijax_rng import _checks
 from phijax_rng._types import KeyScalar
 
 _WORDS = {"float32": jnp.uint32, "float64": jnp.uint64}
@@ -120,7 +121,7 @@ def checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[A
     if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
         raise TypeError(f"{name} must be pairs (lo, hi), got {bounds!r}. Pass one pair for each axis.")
     try:
-        pairs = np.array(bounds, dtype=np.float64)
+        pairs = _checks.real_numbers(bounds)
     except (TypeError, ValueError):
         raise TypeError(
             f"{name} must be pairs of numbers, got {bounds!r}. Pass one (lo, hi) for each axis."
@@ -136,7 +137,7 @@ def checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[A
         if not (np.isfinite(span) and span > 0):
             raise ValueError(
                 f"{name}[{axis}] must be finite with lo < hi in {dtype}, got "
-                f"{tuple(pairs[axis].tolist())!r}. Mend it."
+                f"{tuple(pairs[axis].tolist())!r}. Pass (lo, hi)."
             )
     held.flags.writeable = False
     return held

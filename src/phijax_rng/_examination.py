@@ -108,7 +108,10 @@ class _Examination:
             word, asked = use.event.speaking or ("", None)
             if word in _PERMUTATIONS:
                 positions = {u.event.speaking for u in kept.values() if u.event.speaking}
-                others = all(position[0] in _PERMUTATIONS for position in positions)
+                # A permutation of another range is another draw from the key.
+                others = all(
+                    p[0] in _PERMUTATIONS and _range_of(p) == _range_of((word, asked)) for p in positions
+                )
                 if positions and others and (word, asked) not in positions:
                     continue
             kept[use.index] = use
@@ -307,3 +310,8 @@ def _replays(later: Use, earlier: Use) -> bool:
         for number, digest in ours
         for other, digest_of_other in theirs
     )
+
+
+def _range_of(spoken: tuple[str, Any]) -> Any:
+    """The `n` of a keyed permutation, from what its frame says: word, (positions, n)."""
+    return spoken[1][1]

@@ -380,7 +380,11 @@ def _spoken(frame: Any) -> tuple[str, Any] | None:
     word, names = found
     if word == "stream":
         return word, frame.f_locals["names"]
-    return word, digest_of([frame.f_locals.get(name) for name in names]) if names else None
+    if not names:
+        return word, None
+    index, n = (frame.f_locals.get(name) for name in names)
+    # As an array: numbers of Python are no part of a digest.
+    return word, (digest_of([np.asarray(index) if isinstance(index, int) else index]), n)
 
 
 def _asked_shape(shape: Any) -> tuple[int, ...] | None:

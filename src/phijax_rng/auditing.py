@@ -156,14 +156,14 @@ class Session:
     def name(self, name: str, keys: Any) -> None:
         """The key, or each key of a tree, is called so in the report."""
         for path, words in _keys_in(keys):
-            for label, bits in _labelled(name + path, words):
+            for label, bits in _labeled(name + path, words):
                 self._names.setdefault(bits, label)
 
     def give(self, fn: Any, args: tuple[Any, ...]) -> None:
         """The keys and seeds that a function is given or holds come from outside."""
         for parameter, value in _by_parameter(fn, args):
             for path, words in _keys_in(value, legacy=True):
-                for label, bits in _labelled(parameter + path, words):
+                for label, bits in _labeled(parameter + path, words):
                     self._names.setdefault(bits, label)
                     self._given.add(bits)
             self._seeds.update(_integers(value))
@@ -215,7 +215,7 @@ def _keys_in(tree: Any, *, legacy: bool = False) -> Iterator[tuple[str, Words]]:
                 yield where, Words(implementation, rows, tuple(np.shape(leaf)[:-1]))
 
 
-def _labelled(name: str, words: Words) -> Iterator[tuple[str, Bits]]:
+def _labeled(name: str, words: Words) -> Iterator[tuple[str, Bits]]:
     for index, bits in enumerate(bits_of(words)):
         place = ", ".join(map(str, np.unravel_index(index, words.shape))) if words.shape else ""
         yield (f"{name}[{place}]" if place else name), bits

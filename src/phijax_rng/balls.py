@@ -151,5 +151,5 @@ def _unit_ball(num_axes: int) -> float:
 def _checked_radius(radius: Any) -> np.ndarray[Any, Any]:
     held = _checks.finite_float32(radius, "radius", ())
     if not held > 0:
-        raise ValueError(f"radius must be positive in float32, got {radius!r}. Mend it.")
+        raise ValueError(f"radius must be positive in float32, got {radius!r}. Pass more than 0.")
     return held

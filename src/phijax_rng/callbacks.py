@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from phijax_rng import _checks, keys
 from phijax_rng._types import KeyScalar
@@ -57,7 +58,10 @@ class Event:
         return jax.tree.map(_copied, self._state)
 
     def key(self, *names: str) -> KeyScalar:
-        """A key of a named stream at this step, apart from every stream that training draws from."""
+        """A key of a named stream at this step, apart from every stream that training draws from.
+
+        Callbacks that ask for the same names get the same key.
+        """
         own = keys.stream(self._state.balancer_key, "callback", *names)
         return keys.fold_in(own, self.step)
 
@@ -135,7 +139,8 @@ class Watchers:
         for name, callback in due.items():
             memory = copy.deepcopy(self._memories[name])
             try:
-                asked = callback(dataclasses.replace(event, memory=memory)) is True or asked
+                answer = callback(dataclasses.replace(event, memory=memory))
+                asked = _is_yes(answer) or asked
                 _require_plain(memory, "memory")
             except Exception as error:
                 error.add_note(f"raised by the callback {name!r} at step {event.step}")
@@ -220,3 +225,12 @@ def _require_plain(value: Any, path: str) -> None:
         f"{path} must be plain data, got {value!r}. "
         "Keep Python numbers, text, and lists and dicts (with names for keys) of them."
     )
+
+
+def _is_yes(answer: Any) -> bool:
+    if answer is not None and not isinstance(answer, (bool, np.bool_)):
+        raise TypeError(
+            f"a callback must return True to stop, False or None to go on, got {answer!r}. "
+            "Wrap a comparison of arrays in bool(...)."
+        )
+    return bool(answer)

@@ -230,6 +230,20 @@ class Checkpoints:
         """
         self._lock.acquire()
 
+    def require_metric(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises at a step that competes for best without the number that decides.
+
+        Raises:
+            ValueError: `keep_best` names a number that is not among `metrics`.
+        """
+        best = self._best
+        if best is None or not metrics or step % best.every_n_steps or best.metric in metrics:
+            return
+        raise ValueError(
+            f"keep_best compares {best.metric!r}, and the numbers of step {step} are "
+            f"{_checks.shown(metrics)}. Name one of them, or report it before the save."
+        )
+
     def next_save(self, step: int) -> int | None:
         """The next step after `step` at which `every_n_steps` asks for a save."""
         if self.every_n_steps is None:

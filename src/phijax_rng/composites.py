@@ -29,7 +29,7 @@ from phijax_rng.geometries import Geometry, GeometrySampler, checked
 _FLOAT32 = np.dtype(np.float32)
 
 
-@_pytrees.record(data=("parts", "shares"))
+@_pytrees.record(data=("parts", "shares"), meta=("weights",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Union(GeometrySampler):
     """Several geometries of one space, each chosen in proportion to its weight.
@@ -60,7 +60,7 @@ class Union(GeometrySampler):
         _require_alike(parts)
         weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "weights", tuple(weights))
         object.__setattr__(self, "shares", _coordinates.cumulative_shares(weights))
 
     @property

@@ -216,7 +216,8 @@ class DatasetSampler:
         """Up to 64 elements, evenly spaced, whose digest goes into the contract."""
         count = min(self.num_rows, _ELEMENTS_OF_CONTRACT)
         numbers = np.linspace(0, self.num_rows - 1, count).round().astype(np.int64)
-        return {f"{count} of {self.num_rows} elements": self.gather(numbers)}
+        elements = {f"{count} of {self.num_rows} elements": self.gather(numbers)}
+        return elements if self.weights is None else {**elements, "weights": self.sampler.weights}
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
@@ -235,6 +236,11 @@ def make_sampler(pool: Any, name: str, *, weights: Any, sort_axis: int | None, *
     if sort_axis is not None:
         raise ValueError(
             f"sort_axes names {name!r}, a dataset, whose batches are not sorted. Drop it, or pass arrays."
+        )
+    if options["method"] != "permutation":
+        raise ValueError(
+            f"method={options['method']!r} is for pools of arrays, and {name!r} is a dataset. "
+            "Drop it, or pass arrays."
         )
     return DatasetSampler(pool, weights=weights, order=options["order"], replace=options["replace"])
 
@@ -288,6 +294,12 @@ def _row_sampler(
     weights: Any = None,
     sort_axis: int | None = None,
 ) -> RandomRowSampler | ShuffledRowSampler | WeightedRowSampler:
+    _checks.one_of(method, "method", _rows.METHODS)
+    if method != "permutation" and (order == "shuffled" or weights is not None):
+        given = "order='shuffled'" if order == "shuffled" else "weights"
+        raise ValueError(
+            f"method={method!r} is for random rows without weights, got {given}. Drop one of them."
+        )
     if _checks.one_of(order, "order", _rows.ORDERS) == "shuffled":
         if weights is not None or not _checks.flag(replace, "replace"):
             given = "weights" if weights is not None else "replace=False"

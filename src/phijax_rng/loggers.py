@@ -7,6 +7,7 @@ that is added later begins with the rows there are. The packages are extras, `ph
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import _checks
@@ -45,17 +46,20 @@ class TensorBoardLogger:
         shown = event.memory.get("shown", 0)
         if self._writer is None:
             self._writer = _summary_writer(self.directory, shown + 1)
-        for row in event.history.after(shown):
+        self._write(event, event.step)
+
+    def _write(self, event: Event, end: int) -> None:
+        for row in _rows(event, end):
             for name, value in row.items():
                 if name != "step":
                     self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
-        event.memory["shown"] = event.step
 
     def finish(self, event: Event) -> None:
         """Writes the last rows and closes the files."""
         try:
             self(event)
+            self._write(event, event.step + 1)
         finally:
             writer, self._writer = self._writer, None
             if writer is not None:
@@ -95,18 +99,28 @@ class WandbLogger:
         run = self.run or self._begun
         if run is None:
             run = self._begun = _begin_run(self.options)
-        for row in event.history.after(event.memory.get("shown", 0)):
+        self._log(run, event, event.step)
+
+    def _log(self, run: Any, event: Event, end: int) -> None:
+        for row in _rows(event, end):
             run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
-        event.memory["shown"] = event.step
 
     def finish(self, event: Event) -> None:
         """Logs the last rows, and finishes a run that it began."""
         try:
             self(event)
+            self._log(self.run or self._begun, event, event.step + 1)
         finally:
             run, self._begun = self._begun, None
             if run is not None:
                 run.finish()
+
+
+def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
+    """The rows before the step `end` that were not shown yet; a row of this step may still grow."""
+    rows = [row for row in event.history.after(event.memory.get("shown", 0)) if row["step"] < end]
+    event.memory["shown"] = end - 1
+    return rows
 
 
 def _summary_writer(directory: str, purge_step: int) -> Any:

@@ -120,7 +120,7 @@ class Looks:
         try:
             self._watchers.finish(self._event())
         except Exception as error:
-            self.callback_error = error
+            self.callback_error = self.callback_error or error
             raise
 
     @contextlib.contextmanager
@@ -184,6 +184,9 @@ class Looks:
             self._checkpoints.wait()
             if self.step not in self._checkpoints.steps:
                 self._checkpoints.save(self.state, self._record.at(self.state), self._memory())
+                self._checkpoints.require_metric(
+                    self.step, self.metrics
+                )  # when the save is made: it is no less
         except SaveError as error:
             error.state = self.state
             raise

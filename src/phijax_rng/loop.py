@@ -231,6 +231,11 @@ class _Recorded:
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=_checks.mapping(output, "the losses of train_step"))
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
+        if "step" in self.names:
+            raise ValueError(
+                f"the records of train_step must not be named 'step', got {_checks.shown(self.names)}. "
+                "Rename it: rows of the history have a step of their own."
+            )
         self.loss_names = tuple(output.losses)
         _require_same_types(following, state)
         return following, output

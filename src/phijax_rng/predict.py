@@ -57,17 +57,32 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
     model_state = jax.device_put(model_state, device)
-    batches = [
-        _run(module.predict, model_state, jax.device_put(_rows(inputs, start, size), device))
-        for start in range(0, max(count, 1), size)
-    ]
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batches[0]):
+    run = _compiled(module.predict)
+    batches: list[Any] = []
+    for start in range(0, max(count, 1), size):
+        rows = jax.device_put(_rows(inputs, start, size), device)
+        batches.append(jax.tree.map(np.asarray, run(model_state, rows)))
+        if not start:
+            _require_rows(batches[0], size)
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *batches)
+
+
+def _compiled(fn: Any) -> Any:
+    """`fn` compiled, once in a process where it can be looked up."""
+    try:
+        hash(fn)
+    except TypeError:
+        return jax.jit(functools.partial(fn))
+    return functools.partial(_run, fn)
+
+
+def _require_rows(outputs: Any, size: int) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
         if np.shape(leaf)[:1] != (size,):
             raise ValueError(
                 f"predict must return one row for each row of inputs, got shape {np.shape(leaf)} at outputs"
                 f"{jax.tree_util.keystr(path)} for {size} rows. Return arrays of shape (rows, ...)."
             )
-    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts])[:count], *batches)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,7 @@ from phijax_rng.geometries import GeometrySampler
 from phijax_rng.hosted import HostedRowSampler
 from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
-from phijax_rng.sources import NamedBatchSource, ask
+from phijax_rng.sources import HostSource, NamedBatchSource, ask
 
 _PURE = (
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
@@ -61,6 +61,8 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
 
 def _asked(source: Any) -> list[str] | None:
     """The batches to look at; `None` for all of them."""
+    if isinstance(source, HostSource):
+        source = source.source
     if not isinstance(source, NamedBatchSource):
         return None
     return [

@@ -1,6 +1,6 @@
 """The first steps of a run, taken one by one under the eyes of an audit.
 
-What `Trainer.fit` compiles into one program is done here in the open: the model is initialised, the
+What `Trainer.fit` compiles into one program is done here in the open: the model is initialized, the
 source asked for each step, the runtime key advanced, the update made, by the same functions on the same
 keys. Every key has the name that the documentation gives it: `root.sampling.step[3].pde`.
 """
@@ -17,9 +17,9 @@ from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 
-MEANT = ("root.balancer", "root.sampling.stream('sampler', *)")
-"""Keys that serve more than one step, and are meant to: diagnostic batches are the same at every update,
-and a sampler that follows the step (`StepSampler`) has one key for all of them."""
+MEANT = ("root.sampling.stream('sampler', *)",)
+"""Keys that serve more than one step, and are meant to: a sampler that follows the step (`StepSampler`)
+has one key for all of them."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
 """What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
@@ -37,7 +37,7 @@ def rehearse(
     make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
     allow: Iterable[str] = (),
 ) -> AuditReport:
-    """The report of a run's initialisation and first updates; its `result` is the train state after them."""
+    """The report of a run's initialization and first updates; its `result` is the train state after them."""
     root = keys.root_key(seed)
     session = Session(names={"root": root}, allow=(*MEANT, *allow))
     with session.observer.observing():

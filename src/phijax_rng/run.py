@@ -30,7 +30,7 @@ class Run:
     def placed(self, device: Any) -> "Run":
         """With the source as it wants to be asked on this device."""
         source = self.source
-        if not callable(source) and isinstance(source, Iterable):
+        if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
             source = IterableSource(source)
         if callable(getattr(source, "prepare", None)):
             source = source.prepare(device or default_device())

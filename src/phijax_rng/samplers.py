@@ -306,7 +306,8 @@ class WeightedRowSampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
-        _require_rows(size, name, self.num_rows if self.replace else self.num_positive, self.replace)
+        unknown = self.replace or self.num_positive is None  # traced weights have no number to tell
+        _require_rows(size, name, self.num_rows if unknown else self.num_positive, self.replace)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool, whatever its weight.

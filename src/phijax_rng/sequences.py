@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import qmc
 
 from phijax_rng import _checks, _pytrees, shuffle
 from phijax_rng._types import BatchSize, KeyScalar, Rows
@@ -40,6 +39,13 @@ MAX_LATIN_SIZE = 2**20
 """Intervals of the unit line in which float32 still has a choice of places."""
 
 _SOBOL_BITS = 30
+
+
+def _sobol() -> Any:
+    """SciPy's engine; its import takes longer than that of this package."""
+    from scipy.stats import qmc  # noqa: PLC0415
+
+    return qmc.Sobol
 
 
 @_pytrees.record(data=("domain",))
@@ -67,10 +73,10 @@ class SobolSampler:
 
     def __post_init__(self) -> None:
         checked(self.domain, "domain")
-        if self.domain.num_uniforms > qmc.Sobol.MAXDIM:
+        if self.domain.num_uniforms > _sobol().MAXDIM:
             raise ValueError(
                 f"domain takes {self.domain.num_uniforms} uniform numbers for a point, and Sobol's sequence "
-                f"has {qmc.Sobol.MAXDIM} axes. Use LatinHypercubeSampler."
+                f"has {_sobol().MAXDIM} axes. Use LatinHypercubeSampler."
             )
 
     def check_size(self, size: BatchSize, name: str) -> None:
@@ -104,7 +110,7 @@ def direction_numbers(num_axes: int, num_bits: int) -> np.ndarray[Any, Any]:
     Point i is the exclusive-or of those that the Gray code of i names. SciPy's engine is asked for the
     points at powers of two, each of which is two direction numbers.
     """
-    engine = qmc.Sobol(num_axes, scramble=False, bits=_SOBOL_BITS)
+    engine = _sobol()(num_axes, scramble=False, bits=_SOBOL_BITS)
     numbers = np.zeros((num_axes, num_bits), np.uint32)
     for bit in range(num_bits):
         engine.fast_forward(2**bit - engine.num_generated)

@@ -343,6 +343,17 @@ class HostSource:
             return self._source(step)
 
     @property
+    def source(self) -> Any:
+        """The source it holds."""
+        return self._source
+
+    @property
+    def contents(self) -> Callable[[], Any] | None:
+        """`contents` of the source it holds, likewise; a dataset may be one that one thread may read."""
+        inner = getattr(self._source, "contents", None)
+        return None if inner is None else functools.partial(self._alone, inner)
+
+    @property
     def stacked_batches(self) -> Callable[[range, int], Any] | None:
         """`stacked_batches` of the source it holds, asked by one thread at a time; `None` if it has none."""
         inner = getattr(self._source, "stacked_batches", None)

@@ -62,10 +62,10 @@ def initialize_train_state(
 ) -> TrainState:
     """The state of a run before its first update.
 
-    The optimizer is initialised on the trainable leaves of `model_state` (see `trainable`).
+    The optimizer is initialized on the trainable leaves of `model_state` (see `trainable`).
 
     Args:
-        model_state: parameters and variables, any pytree. If it was initialised from a key, do not
+        model_state: parameters and variables, any pytree. If it was initialized from a key, do not
             pass that same key here: with JAX's partitionable Threefry `split(key, 3)` repeats the
             first keys of any longer split. Use `keys.split_root(seed)`.
         optimizer: an Optax `GradientTransformation` (anything with `init`).

@@ -99,6 +99,8 @@ def assert_step_addressable(source: Callable[[Any], Any], steps: Iterable[int] =
     """
     __tracebackhide__ = True
     asked = tuple(steps)
+    if len(set(asked)) < 2:
+        raise ValueError(f"steps must be at least two different ones, got {asked!r}. Nothing would be shown.")
     first = {step: _on_host(source(step)) for step in asked}
     for step in reversed(asked):
         _require_equal(_on_host(source(step)), first[step], f"asked for step {step} again, after later ones")
@@ -128,6 +130,8 @@ def assert_vmap_exact(fn: Callable[[Any], Any], keys: Any, *, max_ulp: int = 4) 
         AssertionError: with the row and the first leaf that differs.
     """
     __tracebackhide__ = True
+    if not np.shape(keys) or not keys.shape[0]:
+        raise ValueError(f"keys must be an array of at least one key, got shape {np.shape(keys)}. Split one.")
     mapped = _on_host(jax.vmap(fn)(keys))
     for index in range(keys.shape[0]):
         alone = _on_host(fn(keys[index]))

@@ -172,7 +172,7 @@ class Trainer:
         Args:
             module: a `LossModule`; with `train_step`, whatever the result should carry.
             state: from `initialize_train_state`; its arrays stay alive. Training goes on from its step.
-            optimizer: the transformation the state was initialised with; or else
+            optimizer: the transformation the state was initialized with; or else
             train_step: a custom update, see `TrainStep`.
             datamodule: makes the source from `state.sampling_key`; or else
             source: the batches, `step -> batches`; or an iterable of them, see `IterableSource`.
@@ -184,6 +184,15 @@ class Trainer:
         require_one("datamodule", datamodule, "source", source)
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
+        if (
+            train_step is not None
+            and balancer is not None
+            and not callable(getattr(balancer, "update", None))
+        ):
+            raise ValueError(
+                "train_step combines the losses itself, and the balancer has nothing to update, got "
+                f"{balancer!r}. Drop the balancer, or pass an optimizer."
+            )
         if train_step is None or callable(getattr(balancer, "update", None)):
             require_module(module, balancer)
             require_fitting_state(balancer, state.balancer_state)
@@ -256,7 +265,7 @@ class Trainer:
         steps: int = 3,
         allow: Iterable[str] = (),
     ) -> AuditReport:
-        """Who draws what from which key when this run starts: initialisation and the first `steps` updates.
+        """Who draws what from which key when this run starts: initialization and the first `steps` updates.
 
         The arguments are those of `fit`. Nothing is saved, and nothing that training needs is changed. It
         runs op by op, so keep `steps` small; see `auditing.audit` for `allow` and for what it raises.

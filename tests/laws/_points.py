@@ -42,7 +42,7 @@ def initial_state(sampler, key):
     return sampler.init(key)
 
 
-OUT_OF_ORDER = "bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Mend it."
+OUT_OF_ORDER = "bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Pass (lo, hi)."
 
 POINTS = {
     "inside of a box": row(
@@ -66,7 +66,7 @@ POINTS = {
         (
             lambda: Ball((0.3, -1.0), -1.0),
             ValueError,
-            "radius must be positive in float32, got -1.0. Mend it.",
+            "radius must be positive in float32, got -1.0. Pass more than 0.",
         ),
     ),
     "ball": row(
@@ -75,7 +75,7 @@ POINTS = {
         (
             lambda: Ball(((0.3,),), 1.0),
             ValueError,
-            "center must be numbers of shape (n,), got shape (1, 1). Mend it.",
+            "center must be numbers of shape (n,), got shape (1, 1). Pass that shape.",
         ),
     ),
     "sphere": row(
@@ -84,7 +84,7 @@ POINTS = {
         (
             lambda: Sphere((0.3, float("nan")), 1.0),
             ValueError,
-            "center must be finite in float32, got (0.3, nan). Mend it.",
+            "center must be finite in float32, got (0.3, nan). Pass finite numbers.",
         ),
     ),
     "union": row(
@@ -103,7 +103,7 @@ POINTS = {
         (
             lambda: SpaceTimeCylinder(Box(BOUNDS), (0.6, 0.0)),
             ValueError,
-            "time_bounds[0] must be finite with lo < hi in float32, got (0.6, 0.0). Mend it.",
+            "time_bounds[0] must be finite with lo < hi in float32, got (0.6, 0.0). Pass (lo, hi).",
         ),
     ),
     "slab": row(
@@ -112,7 +112,7 @@ POINTS = {
         (
             lambda: InitialSlab(Box(BOUNDS), float("inf")),
             ValueError,
-            "time must be finite in float32, got inf. Mend it.",
+            "time must be finite in float32, got inf. Pass finite numbers.",
         ),
     ),
     "Sobol": row(

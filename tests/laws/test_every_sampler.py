@@ -208,7 +208,7 @@ CASES = {
             (
                 lambda: UniformDomainSampler([(1.0, 0.0)]),
                 ValueError,
-                "bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Mend it.",
+                "bounds[0] must be finite with lo < hi in float32, got (1.0, 0.0). Pass (lo, hi).",
             ),
             (
                 lambda: UniformDomainSampler([(0.0, 1.0)], dtype=np.float16),
@@ -226,7 +226,7 @@ CASES = {
             (
                 lambda: SpaceTimeSampler(places(50), (0.6, 0.0)),
                 ValueError,
-                "time_bounds[0] must be finite with lo < hi in float32, got (0.6, 0.0). Mend it.",
+                "time_bounds[0] must be finite with lo < hi in float32, got (0.6, 0.0). Pass (lo, hi).",
             ),
         ),
     ),
