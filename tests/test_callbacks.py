@@ -385,3 +385,22 @@ def test_an_error_at_the_end_hands_over_the_whole_result(tmp_path):
     assert other.finished == [6]
     assert (caught.value.result.iterations, caught.value.result.stopped_early) == (6, False)
     assert Checkpoints(tmp_path).steps == (6,)
+
+
+def test_a_bool_of_numpy_stops_and_other_answers_are_refused():
+    def stop(event):
+        return np.bool_(event.step >= 4)
+
+    stop.every_n_steps = 2
+    assert fit(20, stop).iterations == 4
+
+    def odd(event):
+        return 1
+
+    odd.every_n_steps = 2
+    message = (
+        "a callback must return True to stop, False or None to go on, got 1. "
+        "Wrap a comparison of arrays in bool(...)."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        fit(20, odd)

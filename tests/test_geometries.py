@@ -454,3 +454,9 @@ def test_what_is_no_geometry_is_refused_in_words(build, error, message):
     with pytest.raises(error) as caught:
         build()
     assert str(caught.value) == message
+
+
+def test_the_weights_of_a_union_outlive_a_flattening():
+    union = Union((Ball((0.0, 0.0), 1.0), Ball((3.0, 0.0), 0.5)), weights=(1, 3))
+    rebuilt = jax.tree.map(lambda leaf: leaf, union)
+    assert rebuilt.weights == union.weights == (1.0, 3.0)

@@ -98,7 +98,7 @@ def test_wandb_gets_every_row_at_its_step(tmp_path):
         result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments, resume="auto")
     # The last row before a stop is sent again, complete; Weights & Biases passes over it.
     assert [step for step, _ in run.rows] == [2, 4, 4, 6, 8]
-    assert run.rows[2][1] == {name: v for name, v in result.history[2].items() if name != "step"}
+    assert run.rows[3][1] == {name: v for name, v in result.history[2].items() if name != "step"}
     assert run.finished == 0  # it is its owner's to finish
 
 

@@ -614,3 +614,15 @@ def test_the_loop_alone_gives_the_bits_of_the_trainer(tmp_path):
     fitted = Trainer(20, progress=False).fit(problem.module, seed=0, **problem.arguments)
     assert_trees_bitwise_equal(state, fitted.state)
     assert_trees_bitwise_equal(loop.run(loop.place(halfway), 20).state, fitted.state)
+
+
+def test_a_record_named_step_is_refused():
+    def train_step(state, batches, key):
+        return state.replace(step=state.step + 1), {"step": jnp.float32(0)}
+
+    message = (
+        "the records of train_step must not be named 'step', got 'step'. "
+        "Rename it: rows of the history have a step of their own."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainLoop(train_step, poisoned_state(), Poison())

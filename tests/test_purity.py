@@ -7,6 +7,7 @@ import pytest
 
 from phijax_rng import HostPool, ImpureSourceError, NamedBatchSource, PoolDataModule, Trainer, keys
 from phijax_rng.purity import check_source
+from phijax_rng.sources import HostSource
 from tests import _problems
 
 KEY = keys.split_root(0).sampling
@@ -100,3 +101,12 @@ def test_a_fit_refuses_an_impure_source_before_its_first_step(tmp_path):
 
     with pytest.raises(ImpureSourceError):
         Trainer(4, progress=False).fit(HEAT.module, datamodule=Impure(), optimizer=HEAT.optimizer, seed=0)
+
+
+def test_hosted_rows_are_known_to_be_pure_and_all_of_them_may_stay_the_same():
+    pools = {"bc": {"inputs": np.zeros((3, 1), np.float32)}, "pde": {"inputs": np.ones((9, 1), np.float32)}}
+    key = keys.split_root(0).sampling
+    source = NamedBatchSource.from_pools(pools, {"bc": "all", "pde": 2}, key, resident=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_source(HostSource(source), 0, 10, {})

@@ -2,9 +2,11 @@
 
 import pytest
 
-from phijax_rng import Checkpoints
+from phijax_rng import Checkpoints, Trainer
 from phijax_rng.retention import KeepBest, dropped
 from tests import _problems
+
+HEAT = _problems.heat()
 
 NAN = float("nan")
 VALUES = {2: 3.0, 3: -9.0, 4: 1.0, 6: NAN, 8: 1.0, 10: 2.0, 12: float("inf")}
@@ -112,3 +114,11 @@ def test_options_are_checked_at_construction(tmp_path, options, error, message):
     with pytest.raises(error) as caught:
         Checkpoints(tmp_path, **{"every_n_steps": 1} | options)
     assert str(caught.value) == message
+
+
+def test_a_metric_that_no_save_has_is_refused_and_the_save_stands(tmp_path):
+    checkpoints = Checkpoints(tmp_path, every_n_steps=2, keep_best=("total_los", 1))
+    trainer = Trainer(8, checkpoints=checkpoints, progress=False)
+    with pytest.raises(ValueError, match=r"^keep_best compares 'total_los', and the numbers of step 2 are "):
+        trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
+    assert Checkpoints(tmp_path).steps == (2,)
