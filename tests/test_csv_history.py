@@ -81,3 +81,13 @@ def test_rows_are_appended_and_not_written_anew(tmp_path, monkeypatch):
 def test_a_path_is_needed():
     with pytest.raises(TypeError, match=r"^path must be a path, got 3\. Name the file\.$"):
         CSVHistory(3)
+
+
+def test_a_file_of_another_kind_is_refused_and_kept(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("my,own\n1,2\n")
+    with pytest.raises(FileExistsError, match=r"own\.csv holds something else than a history"):
+        Trainer(4, callbacks=[CSVHistory(path, every_n_steps=2)], progress=False).fit(
+            HEAT.module, seed=0, **HEAT.arguments
+        )
+    assert path.read_text() == "my,own\n1,2\n"

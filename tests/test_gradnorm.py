@@ -156,3 +156,17 @@ def test_settings_are_checked_at_construction(change, error, message):
     with pytest.raises(error) as caught:
         GradNormBalancer(**{"loss_names": NAMES, "update_every_n_steps": 1} | change)
     assert str(caught.value) == message
+
+
+def test_a_loss_that_is_not_finite_does_not_count_as_one_without_a_gradient():
+    def losses(model_state, batches):
+        slope = jnp.sum(model_state["w"])
+        return {"a": jnp.where(batches["data"]["bad"], jnp.nan, slope), "b": 2 * slope}
+
+    module = LossModule(lambda key: {"w": jnp.ones(2)}, losses, batch_keys=("data",))
+    balancer = GradNormBalancer(("a", "b"), update_every_n_steps=1)
+    state, key = balancer.initialize(), jax.random.key(0)
+    for bad in (True, False):
+        batches = {"data": {"bad": jnp.asarray(bad)}}
+        after = balancer.update(module, {"w": jnp.ones(2)}, batches, key, state)
+        assert bool(jnp.isfinite(after["norms"]).all()) is not bad  # and so the update is not taken over

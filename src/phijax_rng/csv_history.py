@@ -49,6 +49,8 @@ class CSVHistory:
         written = memory.get("bytes", 0)
         if count == 0 or not _goes_on(path, history, header, count, written):
             count, written = 0, 0
+        if not memory.get("rows"):
+            _require_ours(path)
         lines = [header] if count == 0 else []
         lines += [history.csv_row(index) for index in range(count, len(history))]
         added = "".join(lines).encode()
@@ -70,6 +72,17 @@ def _goes_on(path: Path, history: History, header: str, count: int, written: int
             return begins and file.read(len(last)) == last
     except OSError:
         return False
+
+
+def _require_ours(path: Path) -> None:
+    """Raises if the file that would be written anew is not one of these."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        if file.read(5) != b"step,":
+            raise FileExistsError(
+                f"{path} holds something else than a history, which would be lost. Name another file."
+            )
 
 
 def _write(path: Path, keep: int, added: bytes) -> None:

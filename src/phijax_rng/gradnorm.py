@@ -86,7 +86,9 @@ class GradNormBalancer:
             def loss(parameters: Any) -> jax.Array:
                 return module.evaluate(merge(parameters, model_state), batches, key).losses[name]
 
-            return jnp.sqrt(sum_of_squares(jax.grad(loss)(parameters)))
+            value, gradient = jax.value_and_grad(loss)(parameters)
+            # A loss that is not finite may have a finite gradient (`where` has), and must not count as small.
+            return jnp.sqrt(sum_of_squares(gradient)) + 0 * value.astype(jnp.float32)
 
         norms = jnp.stack([norm(name) for name in self.loss_names])
         mean = jnp.mean(norms)
