@@ -10,7 +10,7 @@ Both give the same batch at every step, whatever the stack size and wherever the
 """
 
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -45,9 +45,9 @@ class HostFeed:
         source: the first stack, whose structure and shapes every other stack has.
     """
 
-    def __init__(self, source: Any, start: int, stop: int, device: Any = None):
+    def __init__(self, source: Any, start: int, stop: int, put: Callable[[Any], Any] = jax.device_put):
         self._ask = source
-        self._device = device
+        self._put = put
         self._stop = stop
         first = source(start)
         self._count = _stack_size(first)
@@ -80,7 +80,7 @@ class HostFeed:
         # The stack's size is part of the program; what fills it up behind the last step is never read.
         stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
         # Copied to the device by this thread, beside the loop.
-        return jax.device_put(StackedBatches(np.int32(start), stacked, self._names), self._device)
+        return self._put(StackedBatches(np.int32(start), stacked, self._names))
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start
@@ -117,12 +117,14 @@ class StackedBatches:
         return picked if self.names is None else dict(zip(self.names, picked, strict=True))
 
 
-def make_feed(source: Any, start: int, stop: int, device: Any = None) -> ResidentFeed | HostFeed:
-    """The feed for a source, for this device: resident if it says it is traceable."""
+def make_feed(
+    source: Any, start: int, stop: int, put: Callable[[Any], Any] = jax.device_put
+) -> ResidentFeed | HostFeed:
+    """The feed for a source: resident if it says it is traceable; else `put` places each of its stacks."""
     _checks.function(source, "source")
     if getattr(source, "traceable", False):
         return ResidentFeed(source)
-    return HostFeed(source, start, stop, device)
+    return HostFeed(source, start, stop, put)
 
 
 def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
