@@ -26,7 +26,9 @@ from phijax_rng import (
     processes,
 )
 from phijax_rng.digest import digest
+from phijax_rng.feeds import make_feed
 from phijax_rng.placement import DATA_AXIS
+from phijax_rng.sources import HostSource
 from tests import _problems
 
 STEPS = 50
@@ -134,3 +136,47 @@ def farthest(state: TrainState, other: TrainState) -> float:
 def digest_of(state: TrainState) -> str:
     """The digest of all bits of a state, gathered from wherever they lie."""
     return digest(processes.local(state))
+
+
+class Watched:
+    """Rows on a disk, as a pool sees them, that note which of them are read."""
+
+    def __init__(self, rows: np.ndarray[Any, Any]):
+        self._rows = rows
+        self.shape, self.dtype, self.chunks = rows.shape, rows.dtype, (1,)
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read |= {int(number) for number in np.arange(len(self))[index].ravel()}
+        return self._rows[index]
+
+
+def hosted_source(rows: Any) -> NamedBatchSource:
+    """Rows that stay on the host, beside points that are drawn on a device."""
+    key = keys.split_root(5).sampling
+    pools = NamedBatchSource.from_pools({"rows": {"inputs": rows}}, {"rows": 16}, key, resident=False)
+    samplers = {**pools.samplers, "box": UniformDomainSampler([(0.1, 0.7)])}
+    return NamedBatchSource(samplers, {"rows": 16, "box": 8}, key)
+
+
+def fed_batches(placement: Any, source: NamedBatchSource, steps: int) -> list[Any]:
+    """The batch of every step as the compiled program was fed it."""
+    shapes = {
+        "rows": {"inputs": np.zeros((16, 2), np.float32)},
+        "box": {"inputs": np.zeros((8, 1), np.float32)},
+    }
+    state = initialize_train_state(shapes, NoOptimizer(), {}, keys.split_root(5))
+    feed = make_feed(HostSource(source.prepare(placement.home)), 0, steps, placement)
+    try:
+        loop = TrainLoop(Keep(), state, feed.source, placement=placement)
+        state, seen = loop.place(state), []
+        while len(seen) < steps:
+            stack, _ = feed.at(len(seen))
+            state = loop.run(state, len(seen) + 1, stack).state
+            seen.append(state.model_state)
+    finally:
+        feed.close()
+    return seen

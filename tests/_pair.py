@@ -118,6 +118,26 @@ def batches() -> None:
     print("equal", seen[0]["box"]["inputs"].addressable_shards[0].data.shape)
 
 
+def hosted() -> None:
+    """Batches whose rows lie on the host, beside those of one device; which rows this process read."""
+    from phijax_rng.placement import on_device, resolve
+    from tests import _devices
+
+    table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    whole, own = _devices.Watched(table), _devices.Watched(table)
+    expected = _devices.fed_batches(on_device(), _devices.hosted_source(whole), 20)
+    source = _devices.hosted_source(own)
+    drawn = {int(row) // 2 for row in np.asarray(source(0)["rows"]["inputs"])[:, 0]}
+    seen = _devices.fed_batches(resolve("auto", shardings=_devices.rows_split), source, 20)
+    for batch, wanted in zip(seen, expected, strict=True):
+        for name in source.names:
+            assert _same(batch[name], wanted[name], name)
+    # The batch of the first step was asked for whole, for its shapes.
+    index = jax.process_index()
+    mine = {int(row) // 2 for batch in expected for row in batch["rows"]["inputs"][8 * index :][:8, 0]}
+    print("own" if own.read == mine | drawn else "others too", len(whole.read) > len(own.read))
+
+
 def _same(batch: Any, wanted: Any, name: str) -> bool:
     """Whether this process's rows of a batch are those of the whole batch."""
     ulp = 4 if name == "normal" else 0

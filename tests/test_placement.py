@@ -83,6 +83,27 @@ def test_memory_for_the_batch_falls_with_the_devices():
         assert used[count] <= 1.1 * used[1] / count, used
 
 
+def fed_from_the_host():
+    """Rows that are fetched on the host, in stacks of which each device is given its own part."""
+    from tests import _devices
+
+    table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    source = _devices.hosted_source(_devices.Watched(table))
+    expected = _devices.fed_batches(resolve(1), source, 20)
+    for count in COUNTS[1:]:
+        placed = resolve(count, shardings=_devices.rows_split)
+        assert_trees_bitwise_equal(_devices.fed_batches(placed, source, 20), expected)
+        stack = np.zeros((3, 16, 2), np.float32)
+        lie = placed.spread_stacks(stack, 16)
+        assert [shard.data.shape for shard in lie.addressable_shards] == [(3, 16 // count, 2)] * count
+        assert placed.spread_stacks(stack, 0).is_fully_replicated
+    print("equal")
+
+
+def test_rows_from_the_host_are_those_of_one_device():
+    assert in_eight(fed_from_the_host) == "equal\n"
+
+
 # Training
 
 

@@ -59,6 +59,10 @@ def test_the_batches_of_two_processes_are_those_of_one_device():
     assert _pair.run_pair(_pair.batches) == ["equal (6, 2)\n"] * 2
 
 
+def test_each_process_fetches_its_own_rows_from_the_host():
+    assert _pair.run_pair(_pair.hosted) == ["own True\n"] * 2
+
+
 SINGLE = """
 import sys, shutil
 from tests import _devices

@@ -207,8 +207,12 @@ class TrainLoop:
         state, *others = arguments
         return (
             jax.tree.map(_abstract, state, self._of_state),
-            *(jax.tree.map(lambda leaf: _abstract(leaf, self._sharding), other) for other in others),
+            *(jax.tree.map(self._abstract_other, other) for other in others),
         )
+
+    def _abstract_other(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        """The same of a leaf that is placed already, or goes everywhere."""
+        return _abstract(leaf, leaf.sharding if isinstance(leaf, jax.Array) else self._sharding)
 
     def _outputs(self) -> dict[str, Any]:
         """Where the program leaves what it returns; on one device there is nothing to say."""

@@ -105,14 +105,68 @@ class Placement:
         return jax.tree.map(_put, state, self.of_state(state))
 
     def spread(self, tree: Any) -> Any:
-        """Arrays that every process has, whole on every device."""
-        if not self.spans:
+        """Arrays that every process has, whole on every device; those that lie on this mesh stay."""
+        if self.mesh is None:
             return jax.device_put(tree, self.everywhere)
-        return jax.tree.map(lambda leaf: processes.spread(leaf, self.everywhere), tree)
+        return jax.tree.map(self._spread, tree)
+
+    def own_rows(self, size: int) -> np.ndarray[Any, Any] | None:
+        """Which rows of a batch of this size the devices of this process hold; `None` for all of them."""
+        if self.mesh is None or not self.spans or size % self._parts:
+            return None
+        return np.unique(np.concatenate([np.arange(size)[rows] for rows in self._rows_of(size).values()]))
+
+    def spread_stacks(self, stacks: Any, sizes: Any) -> Any:
+        """Batches of several steps, the rows of each split over the devices that will read them.
+
+        Args:
+            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; their rows are all rows of a batch,
+                or those of `own_rows`.
+            sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
+        """
+        return jax.tree.map(self._spread_stack, stacks, sizes)
 
     def ready(self, state: TrainState) -> TrainState:
         """A state to restore like: placed where several devices want it, as it is on one."""
         return state if self.mesh is None else self.put(state)
+
+    @property
+    def _parts(self) -> int:
+        assert self.mesh is not None
+        return int(self.mesh.shape[self.data_axis])
+
+    @property
+    def _stacks(self) -> NamedSharding:
+        """How the batches of several steps lie: rows are the second axis."""
+        assert self.mesh is not None
+        return NamedSharding(self.mesh, PartitionSpec(None, self.data_axis))
+
+    def _spread(self, leaf: Any) -> jax.Array:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+            return leaf
+        return (
+            processes.spread(leaf, self.everywhere) if self.spans else jax.device_put(leaf, self.everywhere)
+        )
+
+    def _spread_stack(self, leaf: Any, size: int) -> jax.Array:
+        if self.mesh is None or not size or size % self._parts:
+            return self.spread(leaf)
+        own = self.own_rows(size)
+        if own is None or leaf.shape[1] == size:
+            own = np.arange(size)
+        parts = []
+        for device, rows in self._rows_of(size).items():
+            first = int(np.searchsorted(own, rows.start))
+            piece = np.ascontiguousarray(leaf[:, first : first + rows.stop - rows.start])
+            parts.append(jax.device_put(piece, device, may_alias=False))
+        shape = (len(leaf), size, *leaf.shape[2:])
+        return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)
+
+    def _rows_of(self, size: int) -> dict[jax.Device, slice]:
+        """Which rows of a batch each device of this process holds."""
+        places = self._stacks.addressable_devices_indices_map((1, size)).items()
+        return {device: slice(*index[1].indices(size)[:2]) for device, index in places if index is not None}
 
     def split_rows(self, batches: Any) -> Any:
         """Batches with their rows split over the data axis; for use inside a compiled program.
@@ -124,7 +178,7 @@ class Placement:
         """
         if self.mesh is None:
             return batches
-        parts = self.mesh.shape[self.data_axis]
+        parts = self._parts
         rows = NamedSharding(self.mesh, PartitionSpec(self.data_axis))
 
         def split(path: Any, leaf: Any) -> Any:

@@ -380,7 +380,7 @@ class Trainer:
         require_inside(run.source)
         refresh = run.refresh()
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
-        feed = make_feed(run.source, looks.step, self.max_steps, run.placement.spread)
+        feed = make_feed(run.source, looks.step, self.max_steps, run.placement)
         try:
             require_batches(feed.source, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
