@@ -32,13 +32,13 @@ LAYERS = (
         *("module", "state", "contract", "auditing"),
     ),
     ("hosted",),  # samplers of the row before, with their rows on the host
-    ("manifest", "folder", "results"),  # how the checkpoints of the next row store a state
+    ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
     (
-        *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments"),
+        *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
     ),
     (
-        *("loop", "refresh", "feeds", "starts", "purity", "placement", "signals", "progress"),
+        *("loop", "refresh", "feeds", "starts", "purity", "signals", "progress"),
         *("rebalancing", "predict"),
         *("stopping", "evaluation", "csv_history", "loggers"),  # callbacks
     ),

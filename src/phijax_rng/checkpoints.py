@@ -34,7 +34,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
 
-from phijax_rng import _checks, manifest
+from phijax_rng import _checks, manifest, processes
 from phijax_rng._lock import DirectoryLock
 from phijax_rng.contract import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
@@ -101,8 +101,13 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None and processes.several():
+            # Closing waits for every process, and what raised here need not have raised there.
+            self._manager, self._in_flight = None, None
+            self._lock.release()
+        else:
+            self.close()
 
     # What there is
 
@@ -175,7 +180,8 @@ class Checkpoints:
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
         step = int(state.step)
         self.wait()
-        if step in self.steps:
+        (held,) = processes.agree(step in self.steps)
+        if held:
             raise FileExistsError(
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
@@ -186,7 +192,7 @@ class Checkpoints:
         if not self.asynchronous:
             document.returned.set()
         items = {_STATE: ocp.args.StandardSave(arrays), DOCUMENT: document}
-        self._lock.acquire()
+        self.lock()
         self._in_flight = step
         try:
             self._start(step, items, document)
@@ -209,7 +215,10 @@ class Checkpoints:
             self._manager.check_for_errors()
         except Exception as error:
             raise self._save_error(error) from error
+        if processes.several() and self._in_flight is None:
+            return
         self._in_flight = None
+        processes.agree(0)  # what is on disk is seen by all before one of them drops a step
         self._drop()
 
     def close(self) -> None:
@@ -228,7 +237,8 @@ class Checkpoints:
         Raises:
             DirectoryInUseError: another job writes to this directory.
         """
-        self._lock.acquire()
+        # With several processes the first holds it for all.
+        processes.first_does(self._lock.acquire)
 
     def require_metric(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises at a step that competes for best without the number that decides.
@@ -354,7 +364,9 @@ class Checkpoints:
 
     def _drop(self) -> None:
         if self._manager is not None:
-            for step in dropped(self.steps, self.max_to_keep, self._best_steps()):
+            going = dropped(self.steps, self.max_to_keep, self._best_steps())
+            processes.agree(0)  # nobody deletes while another still looks
+            for step in going:
                 self._manager.delete(step)
 
     def _read(self, step: int, parts: manifest.Parts, document: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -364,7 +376,7 @@ class Checkpoints:
         }
         arrays = self._read_arrays(step, targets)
         for part, leaves in parts.items():
-            if manifest.digest_stored(leaves, arrays[part]) != document["digests"][part]:
+            if manifest.digest_stored(leaves, _whole(arrays[part])) != document["digests"][part]:
                 raise DamagedCheckpointError(
                     f"{part} of step {step} in {self.directory} does not match its SHA-256: "
                     "it was damaged or edited. Restore another step."
@@ -415,10 +427,14 @@ class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
     async def _write(self, directory: Any, args: "_SaveDocument") -> None:
         # Hashing takes every core; the run should go on first.
         args.returned.wait()
+        if not args.is_writer:
+            return
         (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
 
     def save(self, directory: Any, args: "_SaveDocument") -> None:
         """The same, at once."""
+        if not args.is_writer:
+            return
         (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
 
     def restore(self, directory: Any, args: Any = None) -> Any:
@@ -433,6 +449,7 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     Attributes:
         returned: set when the call that started the save is done with its part.
+        is_writer: whether this process writes the document.
     """
 
     parts: manifest.Parts
@@ -440,14 +457,16 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     contract: dict[str, Any]
     memory: dict[str, Any]
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
+    is_writer: bool = True
 
     def __post_init__(self) -> None:
         # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
         # the state instead of writing into it.
         self.arrays = {
-            part: {name: np.asarray(array) for name, array in stored.items()}
+            part: {name: np.asarray(array) for name, array in _whole(stored).items()}
             for part, stored in self.arrays.items()
         }
+        self.is_writer = processes.is_first()
 
     def document(self) -> dict[str, Any]:
         """The document, with its own SHA-256."""
@@ -459,3 +478,8 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @dataclasses.dataclass
 class _RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """Orbax wants a handler to have both."""
+
+
+def _whole(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays that this process can read."""
+    return {name: processes.whole(array) for name, array in arrays.items()}

@@ -63,7 +63,10 @@ _SURVIVES = (
 
 # The same program has another text when one of these changes, so that a changed learning rate or
 # loss cannot be told from the change itself.
-_MOVES_PROGRAM = ("versions.jax", "settings.jax", "machine.platform", "machine.devices", "source")
+_MOVES_PROGRAM = (
+    *("versions.jax", "settings.jax", "machine.platform", "source"),
+    *("machine.devices", "machine.processes", "machine.mesh", "machine.shardings"),
+)
 
 _HINTS = {"training.program": " (another learning rate, loss, model or captured array)"}
 

@@ -45,6 +45,10 @@ class ImpureSourceError(ValueError):
     """A source answered one step in two ways."""
 
 
+class ProcessLostError(RuntimeError):
+    """A run of several processes cannot go on, most likely because one of the others has ended."""
+
+
 class NonFiniteError(FloatingPointError):
     """A loss or the updated model became NaN or infinite.
 

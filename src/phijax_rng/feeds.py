@@ -10,13 +10,14 @@ Both give the same batch at every step, whatever the stack size and wherever the
 """
 
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from phijax_rng import _checks, _pytrees
+from phijax_rng.placement import Placement
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
 # the host's work behind the loop's, and never a second pool on the device.
@@ -45,13 +46,16 @@ class HostFeed:
         source: the first stack, whose structure and shapes every other stack has.
     """
 
-    def __init__(self, source: Any, start: int, stop: int, device: Any = None):
+    def __init__(self, source: Any, start: int, stop: int, placement: Placement | None = None):
         self._ask = source
-        self._device = device
+        self._placement = placement
         self._stop = stop
         first = source(start)
         self._count = _stack_size(first)
         self._names = tuple(first) if isinstance(first, Mapping) else None
+        self._sizes = jax.tree.map(
+            lambda leaf: np.shape(leaf)[0] if np.ndim(leaf) else 0, _columns(first, self._names, start)
+        )
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-feed")
         self._start = start
         self.source = self._stacked(start, first)
@@ -76,11 +80,24 @@ class HostFeed:
         if together is None:
             stacked = self._drawn_alone(steps, first)
         else:
-            stacked = _columns(together(steps, self._count), self._names, start)
+            stacked = _columns(together(steps, self._count, *self._own_rows()), self._names, start)
         # The stack's size is part of the program; what fills it up behind the last step is never read.
         stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
         # Copied to the device by this thread, beside the loop.
-        return jax.device_put(StackedBatches(np.int32(start), stacked, self._names), self._device)
+        return self._placed(np.int32(start), stacked)
+
+    def _own_rows(self) -> tuple[Callable[[int], Any], ...]:
+        """What a source that can leave out the rows of other processes is told besides."""
+        if self._placement is None or not getattr(self._ask, "fetches_own_rows", False):
+            return ()
+        return (self._placement.own_rows,)
+
+    def _placed(self, start: Any, stacked: Any) -> "StackedBatches":
+        if self._placement is None or self._placement.mesh is None:
+            device = None if self._placement is None else self._placement.everywhere
+            return jax.device_put(StackedBatches(start, stacked, self._names), device)
+        batches = self._placement.spread_stacks(stacked, self._sizes)
+        return StackedBatches(self._placement.spread(start), batches, self._names)
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start
@@ -117,12 +134,14 @@ class StackedBatches:
         return picked if self.names is None else dict(zip(self.names, picked, strict=True))
 
 
-def make_feed(source: Any, start: int, stop: int, device: Any = None) -> ResidentFeed | HostFeed:
-    """The feed for a source, for this device: resident if it says it is traceable."""
+def make_feed(
+    source: Any, start: int, stop: int, placement: Placement | None = None
+) -> ResidentFeed | HostFeed:
+    """The feed for a source: resident if it says it is traceable."""
     _checks.function(source, "source")
     if getattr(source, "traceable", False):
         return ResidentFeed(source)
-    return HostFeed(source, start, stop, device)
+    return HostFeed(source, start, stop, placement)
 
 
 def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:

@@ -270,6 +270,17 @@ def place(samplers: Mapping[str, Any], resident: bool | str) -> dict[str, Any]:
     }
 
 
+def gather_own(sampler: HostSampler, index: np.ndarray[Any, Any], own: Any) -> Rows:
+    """The rows in the places `own` of a batch, all for `None`; no other is read unless batches are sorted."""
+    if own is None:
+        return sampler.gather(index)
+    inner = getattr(sampler, "sampler", sampler)
+    if getattr(inner, "sort_axis", None) is None:
+        return sampler.gather(index[..., own])
+    # A row's place among the sorted depends on all of them.
+    return jax.tree.map(lambda rows: np.take(rows, own, axis=index.ndim - 1), sampler.gather(index))
+
+
 def _num_bytes(fields: Any) -> int:
     return sum(
         int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from phijax_rng import processes
 from phijax_rng.callbacks import Callback, Event, Watchers, reported
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.errors import NonFiniteError, SaveError
@@ -90,7 +91,10 @@ class Looks:
         except Exception as error:
             self.callback_error = error
             raise
-        if self._checkpoints is not None and self._checkpoints.is_due(self.step):
+        due = self._checkpoints is not None and self._checkpoints.is_due(self.step)
+        # Clocks and callbacks of several processes may disagree; the first decides.
+        due, self.asked_to_stop = map(bool, processes.agree(due, self.asked_to_stop))
+        if due:
             self.save()
 
     def finish(self) -> None:
@@ -111,7 +115,11 @@ class Looks:
             with self._beside(error):
                 self.take(error.chunk)
         try:
-            self._end(save=nonfinite or self.step > self._first)
+            if processes.several() and not nonfinite:
+                # What raised here need not have raised elsewhere, and a save waits for every process.
+                self._display.close()
+            else:
+                self._end(save=nonfinite or self.step > self._first)
         finally:
             with self._beside(error):
                 self._dismiss()
@@ -182,7 +190,8 @@ class Looks:
             return
         try:
             self._checkpoints.wait()
-            if self.step not in self._checkpoints.steps:
+            (held,) = processes.agree(self.step in self._checkpoints.steps)
+            if not held:
                 self._checkpoints.save(self.state, self._record.at(self.state), self._memory())
                 self._checkpoints.require_metric(
                     self.step, self.metrics

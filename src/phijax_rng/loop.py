@@ -33,6 +33,7 @@ import numpy as np
 from phijax_rng import _checks, keys
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.module import StepOutput
+from phijax_rng.placement import Placement, on_device
 from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TOTAL, TrainStep
@@ -87,6 +88,7 @@ class TrainLoop:
         refresh: Any = None,
         on_nonfinite: str = "raise",
         device: Any = None,
+        placement: Placement | None = None,
         while_compiling: Callable[[], None] = lambda: None,
     ):
         """Traces and compiles; a program that this process has compiled before is not compiled again.
@@ -101,6 +103,7 @@ class TrainLoop:
             on_nonfinite: `"raise"` stops before the first update that is not finite and raises;
                 `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` goes on.
             device: where to run; the default device for `None`.
+            placement: several devices to run on, from `placement.resolve`; instead of `device`.
             while_compiling: called every now and then until the program is compiled.
 
         Raises:
@@ -111,24 +114,28 @@ class TrainLoop:
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
         _checks.function(train_step, "train_step")
         self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
-        self._sharding = jax.sharding.SingleDeviceSharding(device or default_device())
-        self._halting = jax.device_put(np.bool_(on_nonfinite != "ignore"), self._sharding)
+        self._placed = placement or on_device(device)
+        self._sharding = self._placed.everywhere
+        self._of_state = self._placed.of_state(state)
+        self._halting = self._placed.spread(np.bool_(on_nonfinite != "ignore"))
         self._refresh = refresh
         rebuild, self._leaves = self._arguments(source)
+        pin = functools.partial(self._placed.pin, shardings=self._of_state)
         recorded = _Recorded(train_step)
+        parts = _Parts(recorded, rebuild, self._placed.split_rows, pin)
         # Jitted so that asking for the shape of a record and the loop itself share one trace.
-        update = jax.jit(functools.partial(_update, recorded, rebuild))
-        arguments = jax.tree.map(self._abstract, (state, self._leaves, np.int32(0), self._halting))
-        lowered = jax.jit(functools.partial(_program, update)).lower(*arguments)
-        self._left_out = jax.jit(functools.partial(_left_out, rebuild))
+        update = jax.jit(functools.partial(_update, parts))
+        arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
+        lowered = jax.jit(functools.partial(_program, update), **self._outputs()).lower(*arguments)
+        self._left_out = jax.jit(functools.partial(_left_out, parts))
         self.names = recorded.names
         self.loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
 
     def place(self, state: TrainState) -> TrainState:
-        """`state` on the loop's device and strong-typed; arrays that are so already are not copied."""
-        return jax.tree.map(self._put, state)
+        """`state` on the loop's devices and strong-typed; arrays that are so already are not copied."""
+        return self._placed.put(state)
 
     def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
         """Updates until `state.step` is `stop`, at most 4096 of them.
@@ -164,7 +171,7 @@ class TrainLoop:
     def _call(self, state: TrainState, leaves: Any, stop: int) -> Chunk:
         """One call of the program: up to `stop`, or up to and with an update that is not finite."""
         start = int(jax.device_get(state.step))
-        limit = jax.device_put(np.int32(stop), self._sharding)  # a bare int trips the transfer guard
+        limit = self._placed.spread(np.int32(stop))  # a bare int trips the transfer guard
         following, buffers = self._executable(state, leaves, limit, self._halting)
         jax.block_until_ready(following)
         places = np.arange(start, stop) % CAPACITY
@@ -193,29 +200,28 @@ class TrainLoop:
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
         rebuilds, leaves = zip(*map(_split, (source, self._refresh)), strict=True)
-        return functools.partial(_rebuilt, rebuilds), jax.device_put(leaves, self._sharding)
+        return functools.partial(_rebuilt, rebuilds), self._placed.spread(leaves)
 
-    def _put(self, leaf: Any) -> jax.Array:
-        if not keys.is_typed_key(leaf) and getattr(leaf, "weak_type", True):
-            array = np.asarray(leaf)
-            leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-        # The memory of a NumPy array may be written to later, so it is never shared.
-        return jax.device_put(leaf, self._sharding, may_alias=isinstance(leaf, jax.Array))
-
-    def _abstract(self, leaf: Any) -> jax.ShapeDtypeStruct:
-        """Shape and dtype as `_put` would give them; the dtype is never weak."""
-        dtype = (
-            leaf.dtype if keys.is_typed_key(leaf) else jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+    def _abstract(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Shapes and dtypes as they will be placed, and where; no dtype is weak."""
+        state, *others = arguments
+        return (
+            jax.tree.map(_abstract, state, self._of_state),
+            *(jax.tree.map(self._abstract_other, other) for other in others),
         )
-        return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=self._sharding)
+
+    def _abstract_other(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        """The same of a leaf that is placed already, or goes everywhere."""
+        return _abstract(leaf, leaf.sharding if isinstance(leaf, jax.Array) else self._sharding)
+
+    def _outputs(self) -> dict[str, Any]:
+        """Where the program leaves what it returns; on one device there is nothing to say."""
+        return {} if self._placed.mesh is None else {"out_shardings": (self._of_state, self._sharding)}
 
 
-def default_device() -> jax.Device:
-    """`jax_default_device` if it is set, else the first local device."""
-    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(chosen, str):
-        return jax.local_devices(backend=chosen)[0]
-    return chosen or jax.local_devices()[0]
+def _abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    dtype = leaf.dtype if keys.is_typed_key(leaf) else jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding)
 
 
 class _Recorded:
@@ -282,29 +288,44 @@ def _program(
     return state, buffers
 
 
-def _update(
-    train_step: _Recorded, rebuild: Callable[[Any], Any], state: TrainState, leaves: Any
-) -> tuple[TrainState, list[jax.Array]]:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What an update is made of.
+
+    Attributes:
+        train_step: the user's, checked.
+        rebuild: `leaves -> [source, refresh]`.
+        split_rows: lays the rows of a batch out over the devices.
+        pin: holds a state where it belongs.
+    """
+
+    train_step: _Recorded
+    rebuild: Callable[[Any], Any]
+    split_rows: Callable[[Any], Any]
+    pin: Callable[[TrainState], TrainState]
+
+
+def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
     """One update, and its record, the last entry whether all was finite."""
-    source, state = _refreshed(rebuild, state, leaves)
-    batches = ask(source, state.step, state.sampler_state)
+    source, state = _refreshed(parts, state, leaves)
+    batches = parts.split_rows(ask(source, state.step, state.sampler_state))
     advanced, key = advance(state)
-    updated, output = train_step(advanced, batches, key)
+    updated, output = parts.train_step(advanced, batches, key)
     losses = [jnp.asarray(value) for value in output.losses.values()]
     model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    return updated, [*losses, *diagnostics, _all_finite([*losses, *model])]
+    return parts.pin(updated), [*losses, *diagnostics, _all_finite([*losses, *model])]
 
 
-def _left_out(rebuild: Callable[[Any], Any], state: TrainState, leaves: Any) -> TrainState:
+def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
     """What an update that is left out still does: it spends its step and its runtime key."""
-    _, state = _refreshed(rebuild, state, leaves)
+    _, state = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
-    return advanced.replace(step=state.step + 1)
+    return parts.pin(advanced.replace(step=state.step + 1))
 
 
-def _refreshed(rebuild: Callable[[Any], Any], state: TrainState, leaves: Any) -> tuple[Any, TrainState]:
-    source, refresh = rebuild(leaves)
+def _refreshed(parts: _Parts, state: TrainState, leaves: Any) -> tuple[Any, TrainState]:
+    source, refresh = parts.rebuild(leaves)
     return source, state if refresh is None else refresh(state, source)
 
 

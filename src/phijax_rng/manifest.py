@@ -69,7 +69,9 @@ class Leaf:
     def target(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and placement to read the stored array into."""
         sharding = getattr(self.value, "sharding", None)
-        if sharding is None or self.implementation:
+        # Words of a key lie where the key lies; only a mesh can say so for both.
+        on_mesh = isinstance(sharding, jax.sharding.NamedSharding)
+        if sharding is None or (self.implementation and not on_mesh):
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if self.implementation:
             key = jax.ShapeDtypeStruct(self.shape, self.value.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks, keys
+from phijax_rng import _checks, keys, processes
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.module import LossModule
 from phijax_rng.results import FitResult
@@ -56,7 +56,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     size = _checks.positive(batch_size, "batch_size")
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
-    model_state = jax.device_put(model_state, device)
+    model_state = jax.device_put(processes.local(model_state), device)
     run = _compiled(module.predict)
     batches: list[Any] = []
     for start in range(0, max(count, 1), size):

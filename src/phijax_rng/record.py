@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import contract
+from phijax_rng import contract, processes
 from phijax_rng.digest import digest
 from phijax_rng.errors import RunChangedError
 from phijax_rng.sources import ask
@@ -135,7 +135,7 @@ class Record:
         A source may end where training does, and a save must not fail for it.
         """
         try:
-            batch = ask(self._source, int(state.step), state.sampler_state)
+            batch = ask(self._source, int(state.step), processes.local(state.sampler_state))
         except Exception as error:  # whatever a user's source raises
             _log.info(
                 "the source gave no batch for step %d, so the save has no canary: %r", state.step, error

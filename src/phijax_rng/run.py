@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng import _checks, contract, environment, keys, starts
+from phijax_rng import _checks, contract, environment, keys, processes, starts
 from phijax_rng.iterables import IterableSource
-from phijax_rng.loop import default_device
+from phijax_rng.placement import Placement
 from phijax_rng.rebalancing import make_refresh
 from phijax_rng.refresh import adaptive_refresh, adaptive_samplers, chained, with_sampler_state
 from phijax_rng.sources import HostSource
@@ -26,31 +26,39 @@ class Run:
     balancer: Any
     training: Mapping[str, Any]
     root: Any
+    placement: Placement
 
-    def placed(self, device: Any) -> "Run":
-        """With the source as it wants to be asked on this device."""
+    def prepared(self) -> "Run":
+        """With the source as it wants to be asked; the loop puts its own copy on every other device."""
         source = self.source
         if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
             source = IterableSource(source)
         if callable(getattr(source, "prepare", None)):
-            source = source.prepare(device or default_device())
+            source = source.prepare(self.placement.home)
         if not getattr(source, "traceable", False):
             source = HostSource(source)
         return dataclasses.replace(self, source=source)
 
     def refresh(self) -> Any:
         """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
-        return refresh_of(self.module, self.balancer, self.source, self.state)
+        # Drawn once, on the host; of the state only keys and what samplers keep are read.
+        state = self.state.replace(
+            sampling_key=processes.local(self.state.sampling_key),
+            balancer_key=processes.local(self.state.balancer_key),
+        )
+        return refresh_of(self.module, self.balancer, self.source, state)
 
-    def contract(self, on_nonfinite: str, microbatches: int, device: Any) -> dict[str, Any]:
+    def contract(self, on_nonfinite: str, microbatches: int) -> dict[str, Any]:
         """What this run promises, as far as it is known before it compiles."""
+        told = environment.describe(self.placement.home)
+        told["machine"] = {**told["machine"], **self.placement.describe_state(self.state)}
         return contract.build(
             root=self.root,
             sampling_key=self.streams.sampling_key,
             balancer_key=self.streams.balancer_key,
             source=self.source,
             training={**self.training, "on_nonfinite": on_nonfinite, **_cut(microbatches)},
-            environment=environment.describe(device or default_device()),
+            environment=told,
         )
 
 
@@ -95,6 +103,7 @@ def restored_with_source(
     fresh: TrainState,
     on_change: str,
     *,
+    place: Placement,
     module: Any,
     datamodule: Any,
     source: Any = None,
@@ -102,12 +111,12 @@ def restored_with_source(
     """The state to start from, and the source that draws from its sampling key."""
     batch_keys = getattr(module, "batch_keys", ())
     if datamodule is not None:
-        source = datamodule.train_batch_source(batch_keys, fresh.sampling_key)
+        source = datamodule.train_batch_source(batch_keys, processes.local(fresh.sampling_key))
     # What adaptive samplers keep is part of what a checkpoint must fit.
-    fresh = with_sampler_state(fresh, source)
+    fresh = place.ready(with_sampler_state(fresh, source))
     restored = _on_own_streams(start.restore(fresh), fresh, on_change)
     if datamodule is not None and _streams(restored.state) != _streams(fresh):
-        source = datamodule.train_batch_source(batch_keys, restored.state.sampling_key)
+        source = datamodule.train_batch_source(batch_keys, processes.local(restored.state.sampling_key))
     return restored, source
 
 

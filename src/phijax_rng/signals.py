@@ -3,8 +3,12 @@
 The handlers only set a flag: nothing is raised while a call of the loop is in flight or a file half
 written. A second SIGINT is raised at once. Outside the main thread Python allows no handlers, and
 none are set.
+
+With several processes the wish of one is granted by all at the same step. SIGTERM is then left to JAX's
+preemption service, unless that is off: a handler of ours would take its notice away.
 """
 
+import itertools
 import logging
 import signal
 import threading
@@ -12,26 +16,37 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import jax
+from jax.experimental import multihost_utils
+
+from phijax_rng import processes
+
 _log = logging.getLogger("phijax_rng")
+
+# JAX's preemption service counts looks, in every process alike and without gaps.
+_polls = itertools.count(1)
 
 
 class StopSignals:
-    """A `with` block in which SIGINT and SIGTERM set `received`.
+    """A `with` block in which SIGINT and SIGTERM set `received`; with several processes `poll` sets it.
 
     Attributes:
-        received: the first signal that came, or `None`.
+        received: the first signal that came, or that the processes agreed on; `None` without one.
         standing: says which save stands, to be told with a second SIGINT.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.standing: Callable[[], str] = lambda: "no checkpoint was saved"
+        self._shared = processes.several()
+        self._preemption = self._shared and bool(jax.config.values.get("jax_enable_preemption_service"))
+        self._wish = 0
         self._interrupts = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT,) if self._preemption else (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -44,6 +59,17 @@ class StopSignals:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             raise KeyboardInterrupt(f"interrupted twice: {self.standing()}")
-        if self.received is None:
-            self.received = signal.Signals(number)
-            _log.warning("%s: stopping at the next look", self.received.name)
+        if not self._wish:
+            self._wish = number
+            self.received = None if self._shared else signal.Signals(number)
+            _log.warning("%s: stopping at the next look", signal.Signals(number).name)
+
+    def poll(self) -> bool:
+        """Whether to stop here. With several processes all must ask, once at every common look."""
+        if not self._shared or self.received is not None:
+            return self.received is not None
+        if self._preemption and multihost_utils.reached_preemption_sync_point(next(_polls)):
+            self.received = signal.SIGTERM
+        elif agreed := processes.most(self._wish):
+            self.received = signal.Signals(agreed)
+        return self.received is not None

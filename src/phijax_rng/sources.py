@@ -28,7 +28,7 @@ import numpy as np
 
 from phijax_rng import _checks, _pytrees, keys
 from phijax_rng._types import Batches, BatchSize, BatchSizes, KeyScalar, Step
-from phijax_rng.hosted import INDEX, HostSampler, make_sampler, place
+from phijax_rng.hosted import INDEX, HostSampler, gather_own, make_sampler, place
 from phijax_rng.samplers import AdaptiveSampler, Sampler, StepSampler
 
 
@@ -70,6 +70,8 @@ class NamedBatchSource:
     key: KeyScalar
     _samplers: tuple[Any, ...]
     _sizes: tuple[BatchSize, ...]
+
+    fetches_own_rows = True
 
     def __init__(self, samplers: Mapping[str, Any], batch_sizes: BatchSizes, key: KeyScalar):
         """A source that draws from these samplers, in the order of the mapping.
@@ -189,12 +191,16 @@ class NamedBatchSource:
         drawn = draw(leaves, number, dict(sampler_state or {}))
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
-    def stacked_batches(self, steps: range, count: int) -> Batches:
+    def stacked_batches(
+        self, steps: range, count: int, own_rows: Callable[[int], Any] = lambda size: None
+    ) -> Batches:
         """The batches of consecutive steps, with a leading axis of steps; row numbers in one program.
 
         Args:
             steps: at least one step, one after the other, of [0, 2**31).
             count: how many steps are drawn, at least as many; each count is a program.
+            own_rows: which rows of a batch of a size to fetch, where rows are fetched on the host; `None`
+                for all of them.
         """
         draw, leaves = self._compiled_steps
         first = min(steps.start, 2**31 - count)
@@ -204,12 +210,13 @@ class NamedBatchSource:
             name: jax.tree.map(lambda leaf: leaf[wanted], rows)
             for name, rows in zip(self.names, drawn, strict=True)
         }
-        return self._gathered(batches)
+        return self._gathered(batches, own_rows)
 
-    def _gathered(self, batches: Batches) -> Batches:
+    def _gathered(self, batches: Batches, own_rows: Callable[[int], Any] = lambda size: None) -> Batches:
         """With the rows in place of their numbers, where a sampler fetches them on the host."""
         for name, sampler in self._hosted.items():
-            batches[name] = sampler.gather(np.asarray(batches[name][INDEX]))
+            index = np.asarray(batches[name][INDEX])
+            batches[name] = gather_own(sampler, index, own_rows(index.shape[-1]))
         return batches
 
     def _require_traceable(self) -> None:
@@ -354,14 +361,14 @@ class HostSource:
         return None if inner is None else functools.partial(self._alone, inner)
 
     @property
-    def stacked_batches(self) -> Callable[[range, int], Any] | None:
+    def stacked_batches(self) -> Callable[..., Any] | None:
         """`stacked_batches` of the source it holds, asked by one thread at a time; `None` if it has none."""
         inner = getattr(self._source, "stacked_batches", None)
         return None if inner is None else functools.partial(self._alone, inner)
 
-    def _alone(self, inner: Callable[[range, int], Any], steps: range, count: int) -> Any:
+    def _alone(self, inner: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
-            return inner(steps, count)
+            return inner(*arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

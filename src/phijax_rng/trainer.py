@@ -9,12 +9,13 @@ numbers come from the train state, the source and one compiled program.
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from phijax_rng import _checks, keys, predict, starts
+from phijax_rng import _checks, keys, predict, processes, starts
 from phijax_rng.arguments import require_datamodule, require_module, require_one, require_optimizer
 from phijax_rng.auditing import AuditReport
 from phijax_rng.balancers import LossBalancer
@@ -22,8 +23,9 @@ from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.feeds import make_feed
 from phijax_rng.looks import Looks
-from phijax_rng.loop import POLICIES, Pace, TrainLoop, default_device
+from phijax_rng.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.module import DataModule, LossModule
+from phijax_rng.placement import UNEVEN, Placement, require_devices, resolve
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.rebalancing import require_fitting_state
@@ -53,7 +55,12 @@ class Trainer:
         on_sigterm: after saving, `"exit"` leaves the process with status 143, `"return"` returns the
             result with `interrupted=True`, as a SIGINT always does.
         chunk_size: updates between two looks of the host; chosen by the clock for `None`.
-        device: where to run; JAX's default device for `None`.
+        devices: where to run: 1 for JAX's default device, a number for the first so many, `"auto"` for
+            all, a device, a sequence of devices, or a mesh; see `placement`.
+        shardings: `state -> shardings` for a state that is split over several devices, a pytree (or a
+            prefix of one) of `PartitionSpec`s; a copy on every device for `None`.
+        uneven: a batch whose rows the devices cannot share equally is refused (`"refuse"`) or drawn
+            whole on every device (`"whole"`).
         microbatches: into how many slices each batch is cut, one evaluated after the other, so that the
             activations of one slice are held at a time; see `LossTrainStep`. It moves no row.
 
@@ -71,7 +78,9 @@ class Trainer:
     on_nonfinite: str = "raise"
     on_sigterm: str = "exit"
     chunk_size: int | None = None
-    device: Any = None
+    devices: Any = 1
+    shardings: Callable[[TrainState], Any] | None = None
+    uneven: str = "refuse"
     microbatches: int = 1
 
     def __post_init__(self) -> None:
@@ -83,6 +92,10 @@ class Trainer:
         _checks.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
         object.__setattr__(self, "callbacks", checked(self.callbacks))
         Pace(self.chunk_size)
+        require_devices(self.devices)
+        if self.shardings is not None:
+            _checks.function(self.shardings, "shardings")
+        _checks.one_of(self.uneven, "uneven", UNEVEN)
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(
                 f"checkpoints must be a Checkpoints or None, got {self.checkpoints!r}. "
@@ -130,14 +143,16 @@ class Trainer:
         require_optimizer(optimizer)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
         with StopSignals() as signals, self._begun(resume, ckpt_path, ckpt_step, weights_only) as start:
-            root = start.root() if seed is None and start.continues else keys.root_key(seed)
+            place = self._placement()
+            known = seed is None and start.continues
+            root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
             streams = keys.split_root(root)
             with _prepared(datamodule):
                 balancer_state = {} if balancer is None else balancer.initialize()
                 model_state = module.init(streams.model)
                 fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
                 restored, source = restored_with_source(
-                    start, fresh, on_change, module=module, datamodule=datamodule
+                    start, fresh, on_change, place=place, module=module, datamodule=datamodule
                 )
                 run = Run(
                     module=module,
@@ -148,6 +163,7 @@ class Trainer:
                     balancer=balancer,
                     training=described_training(module, optimizer, balancer, fresh),
                     root=root,
+                    placement=place,
                 )
                 return self._train(run, start, restored, on_change, signals)
 
@@ -211,8 +227,9 @@ class Trainer:
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),
         ):
+            place = self._placement()
             restored, source = restored_with_source(
-                start, state, on_change, module=module, datamodule=datamodule, source=source
+                start, state, on_change, place=place, module=module, datamodule=datamodule, source=source
             )
             run = Run(
                 module=module,
@@ -223,6 +240,7 @@ class Trainer:
                 balancer=balancer,
                 training=described_training(module, optimizer or train_step, balancer, state),
                 root=None,
+                placement=place,
             )
             return self._train(run, start, restored, on_change, signals)
 
@@ -252,7 +270,7 @@ class Trainer:
             FileNotFoundError: there is no such checkpoint.
         """
         module, model_state = predict.trained_model(trained, module, step)
-        return predict.predict(module, model_state, inputs, batch_size, self.device or default_device())
+        return predict.predict(module, model_state, inputs, batch_size, self._placement().home)
 
     def audit(
         self,
@@ -285,6 +303,9 @@ class Trainer:
                 allow=allow,
             )
 
+    def _placement(self) -> Placement:
+        return resolve(self.devices, shardings=self.shardings, uneven=self.uneven)
+
     @contextlib.contextmanager
     def _begun(
         self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any
@@ -315,16 +336,12 @@ class Trainer:
     ) -> FitResult:
         """Runs from the state's step to `max_steps`, saving on the way and on every way out."""
         first = int(run.state.step)
-        run = run.placed(self.device)
+        run = run.prepared()
         record = Record(
-            run.contract(self.on_nonfinite, self.microbatches, self.device),
-            run.source,
-            start,
-            restored,
-            on_change,
+            run.contract(self.on_nonfinite, self.microbatches), run.source, start, restored, on_change
         )
         record.refuse_early()
-        display = make_progress(self.progress, first, self.max_steps)
+        display = make_progress(self.progress and processes.is_first(), first, self.max_steps)
         looks = Looks(
             run.state,
             record,
@@ -339,7 +356,8 @@ class Trainer:
             display.tell(f"going on from step {first}")
         try:
             try:
-                self._advance(run, looks, record, signals)
+                with processes.watched():
+                    self._advance(run, looks, record, signals)
             except BaseException as error:
                 looks.abandon(error)
                 raise
@@ -362,7 +380,7 @@ class Trainer:
         require_inside(run.source)
         refresh = run.refresh()
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
-        feed = make_feed(run.source, looks.step, self.max_steps, self.device or default_device())
+        feed = make_feed(run.source, looks.step, self.max_steps, run.placement)
         try:
             require_batches(feed.source, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
@@ -371,13 +389,13 @@ class Trainer:
                 feed.source,
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
-                device=self.device,
+                placement=run.placement,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
             )
             looks.loss_names = loop.loss_names
             record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
             if record.own and self.checkpoints is not None:
-                self.checkpoints.supersede_after(looks.step)
+                processes.first_does(functools.partial(self.checkpoints.supersede_after, looks.step))
             self._loop(loop, feed, looks, loop.place(run.state), signals)
         finally:
             feed.close()
@@ -386,12 +404,13 @@ class Trainer:
         self, loop: TrainLoop, feed: Any, looks: Looks, state: TrainState, signals: StopSignals
     ) -> None:
         pace = Pace(self.chunk_size)
-        while looks.step < self.max_steps and not looks.asked_to_stop and signals.received is None:
+        while looks.step < self.max_steps and not looks.asked_to_stop and not signals.poll():
             source, end = feed.at(looks.step)
             bounds = (self.max_steps, end, looks.next_look())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()
-            chunk = loop.run(state, looks.step + pace.next_count(bound - looks.step), source)
+            (stop,) = processes.agree(looks.step + pace.next_count(bound - looks.step))
+            chunk = loop.run(state, stop, source)
             pace.measured(chunk.step - looks.step, time.perf_counter() - began)
             state = chunk.state
             looks.take(chunk)

@@ -1,0 +1,383 @@
+"""Where a run lives: on one device or on several.
+
+    state        on every device, or as the user's `shardings(state)` says
+    batches      split by rows over the data axis, by a constraint inside the compiled program
+    all else     on every device: keys, pools, the step to stop at
+
+A batch is drawn under one key, whatever the devices: partitionable Threefry gives each of them the
+random bits of its own rows, so the rows are those of one device bit for bit and no device waits for
+another to draw. On one device nothing is added to the program.
+
+>>> import jax
+>>> place = resolve(1)
+>>> place.mesh is None, len(place.devices)
+(True, 1)
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from phijax_rng import _checks, keys, processes
+from phijax_rng.state import TrainState
+
+DATA_AXIS = "data"
+"""The axis of a mesh that batches are split over; the first axis where none has this name."""
+
+UNEVEN = ("refuse", "whole")
+"""What becomes of a batch whose rows the devices cannot share equally."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Devices, and what lies where on them.
+
+    Attributes:
+        devices: all of them, in the order of the mesh.
+        mesh: `None` for one device.
+        shardings: `state -> shardings`, a pytree (or a prefix of one) whose leaves are shardings,
+            `PartitionSpec`s of this mesh, or `None` for a copy on every device.
+        uneven: one of `UNEVEN`.
+    """
+
+    devices: tuple[jax.Device, ...]
+    mesh: Mesh | None = None
+    shardings: Callable[[Any], Any] | None = None
+    uneven: str = "refuse"
+
+    @property
+    def everywhere(self) -> Sharding:
+        """The sharding of what lies whole on every device."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def home(self) -> jax.Device:
+        """The first of the devices that belongs to this process; what the host asks runs there."""
+        own = jax.process_index()
+        return next(device for device in self.devices if device.process_index == own)
+
+    @property
+    def spans(self) -> bool:
+        """Whether the devices belong to several processes."""
+        return not self.everywhere.is_fully_addressable
+
+    @property
+    def data_axis(self) -> str:
+        """The axis of the mesh that rows are split over."""
+        assert self.mesh is not None
+        names = self.mesh.axis_names
+        return DATA_AXIS if DATA_AXIS in names else str(names[0])
+
+    def of_state(self, state: TrainState) -> Any:
+        """The sharding of each leaf of a state, which may be abstract.
+
+        Raises:
+            TypeError: `shardings` gave something that is no sharding.
+            ValueError: what it gave does not fit the state.
+        """
+        if self.mesh is None or self.shardings is None:
+            return jax.tree.map(lambda leaf: self.everywhere, state)
+        given = self.shardings(state)
+        try:
+            spread = jax.tree.broadcast(given, state, is_leaf=_is_placing)
+        except ValueError as error:
+            raise ValueError(
+                f"shardings(state) must be a tree like the state, or a prefix of one: {error}. "
+                "Return jax.tree.map(rule, state)."
+            ) from error
+        placed = jax.tree_util.tree_map_with_path(self._sharding, spread, is_leaf=_is_placing)
+        _require_fit(placed, state)
+        return placed
+
+    def put(self, state: TrainState) -> TrainState:
+        """A state where it belongs and strong-typed; arrays that are so already are not copied.
+
+        Over several processes the bits are those of the first, in which other processors may round
+        an initial state differently.
+        """
+        return jax.tree.map(_put, state, self.of_state(state))
+
+    def spread(self, tree: Any) -> Any:
+        """Arrays that every process has, whole on every device; those that lie on this mesh stay."""
+        if self.mesh is None:
+            return jax.device_put(tree, self.everywhere)
+        return jax.tree.map(self._spread, tree)
+
+    def own_rows(self, size: int) -> np.ndarray[Any, Any] | None:
+        """Which rows of a batch of this size the devices of this process hold; `None` for all of them."""
+        if self.mesh is None or not self.spans or size % self._parts:
+            return None
+        return np.unique(np.concatenate([np.arange(size)[rows] for rows in self._rows_of(size).values()]))
+
+    def spread_stacks(self, stacks: Any, sizes: Any) -> Any:
+        """Batches of several steps, the rows of each split over the devices that will read them.
+
+        Args:
+            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; their rows are all rows of a batch,
+                or those of `own_rows`.
+            sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
+        """
+        return jax.tree.map(self._spread_stack, stacks, sizes)
+
+    def ready(self, state: TrainState) -> TrainState:
+        """A state to restore like: placed where several devices want it, as it is on one."""
+        return state if self.mesh is None else self.put(state)
+
+    @property
+    def _parts(self) -> int:
+        assert self.mesh is not None
+        return int(self.mesh.shape[self.data_axis])
+
+    @property
+    def _stacks(self) -> NamedSharding:
+        """How the batches of several steps lie: rows are the second axis."""
+        assert self.mesh is not None
+        return NamedSharding(self.mesh, PartitionSpec(None, self.data_axis))
+
+    def _spread(self, leaf: Any) -> jax.Array:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+            return leaf
+        return (
+            processes.spread(leaf, self.everywhere) if self.spans else jax.device_put(leaf, self.everywhere)
+        )
+
+    def _spread_stack(self, leaf: Any, size: int) -> jax.Array:
+        if self.mesh is None or not size or size % self._parts:
+            return self.spread(leaf)
+        own = self.own_rows(size)
+        if own is None or leaf.shape[1] == size:
+            own = np.arange(size)
+        parts = []
+        for device, rows in self._rows_of(size).items():
+            first = int(np.searchsorted(own, rows.start))
+            piece = np.ascontiguousarray(leaf[:, first : first + rows.stop - rows.start])
+            parts.append(jax.device_put(piece, device, may_alias=False))
+        shape = (len(leaf), size, *leaf.shape[2:])
+        return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)
+
+    def _rows_of(self, size: int) -> dict[jax.Device, slice]:
+        """Which rows of a batch each device of this process holds."""
+        places = self._stacks.addressable_devices_indices_map((1, size)).items()
+        return {device: slice(*index[1].indices(size)[:2]) for device, index in places if index is not None}
+
+    def split_rows(self, batches: Any) -> Any:
+        """Batches with their rows split over the data axis; for use inside a compiled program.
+
+        Arrays without axes stay whole. With `uneven="whole"` so does a batch that cannot be shared.
+
+        Raises:
+            ValueError: the devices cannot share the rows equally, with `uneven="refuse"`.
+        """
+        if self.mesh is None:
+            return batches
+        parts = self._parts
+        rows = NamedSharding(self.mesh, PartitionSpec(self.data_axis))
+
+        def split(path: Any, leaf: Any) -> Any:
+            if not np.shape(leaf):
+                return leaf
+            if np.shape(leaf)[0] % parts:
+                self._require_whole(path, int(np.shape(leaf)[0]), parts)
+                return jax.lax.with_sharding_constraint(leaf, self.everywhere)
+            return jax.lax.with_sharding_constraint(leaf, rows)
+
+        return jax.tree_util.tree_map_with_path(split, batches)
+
+    def pin(self, state: TrainState, shardings: Any) -> TrainState:
+        """The state held to its shardings, from `of_state`; for use inside a compiled program."""
+        if self.mesh is None:
+            return state
+        return jax.tree.map(jax.lax.with_sharding_constraint, state, shardings)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract; empty for one device."""
+        if self.mesh is None:
+            return {}
+        found: dict[str, Any] = {"devices": len(self.devices)}
+        if len(self.mesh.axis_names) > 1:
+            found["mesh"] = {str(name): int(size) for name, size in self.mesh.shape.items()}
+        return found
+
+    def describe_state(self, state: TrainState) -> dict[str, Any]:
+        """`describe`, and a digest of how the state is split where it is."""
+        found = self.describe()
+        if self.mesh is None or self.shardings is None:
+            return found
+        specs = [str(sharding.spec) for sharding in jax.tree.leaves(self.of_state(state))]
+        return {**found, "shardings": hashlib.sha256("\n".join(specs).encode()).hexdigest()[:16]}
+
+    def _require_whole(self, path: Any, rows: int, parts: int) -> None:
+        if self.uneven == "whole":
+            return
+        below, above = rows // parts * parts, (rows // parts + 1) * parts
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            f"batches{jax.tree_util.keystr(path)} has {rows} rows, which {parts} devices cannot share "
+            f"equally. Use {nearest} rows, or Trainer(..., uneven='whole') to draw such a batch whole on "
+            "every device."
+        )
+
+    def _sharding(self, path: Any, given: Any) -> NamedSharding:
+        assert self.mesh is not None
+        if given is None or (isinstance(given, Sharding) and given.is_fully_replicated):
+            given = PartitionSpec()
+        spec = given.spec if isinstance(given, NamedSharding) else given
+        named = spec if isinstance(spec, PartitionSpec) else (object(),)
+        axes = [axis for entry in named for axis in (entry if isinstance(entry, tuple) else (entry,))]
+        if not set(axes) <= {None, *self.mesh.axis_names}:
+            raise TypeError(
+                f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
+                f"{_checks.shown(self.mesh.axis_names)}, a NamedSharding of them or None, got {given!r}. "
+                "Name axes of the mesh."
+            )
+        return NamedSharding(self.mesh, spec)
+
+
+def on_device(device: jax.Device | None = None) -> Placement:
+    """Everything on one device; the default device for `None`."""
+    return Placement((device or default_device(),))
+
+
+def resolve(
+    devices: Any = 1, *, shardings: Callable[[Any], Any] | None = None, uneven: str = "refuse"
+) -> Placement:
+    """The placement that the words of a trainer ask for; starts JAX's backend.
+
+    Args:
+        devices: 1 for the default device, a number for the first so many, `"auto"` for all, a device,
+            a sequence of devices, or a mesh, whose axis `"data"` (else the first) the rows are split over.
+        shardings: see `Placement`.
+        uneven: see `Placement`.
+
+    Raises:
+        ValueError: there are not so many devices, or none is named.
+    """
+    if isinstance(devices, jax.Device):
+        devices = [devices]
+    if isinstance(devices, Mesh):
+        # Rows are split by a constraint, which axes of other types than Auto refuse.
+        mesh = Mesh(devices.devices, devices.axis_names)
+        _require_all_processes(tuple(devices.devices.flat))
+        return Placement(tuple(devices.devices.flat), mesh, shardings, uneven)
+    chosen = _chosen(devices)
+    _require_all_processes(chosen)
+    several = Mesh(np.array(chosen), (DATA_AXIS,)) if len(chosen) > 1 else None
+    return Placement(tuple(chosen), several, shardings, uneven)
+
+
+def require_devices(devices: Any) -> Any:
+    """`devices` if it is one of the words that `resolve` knows; asks no backend.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: a number that is not positive, no device at all, or one twice.
+    """
+    if isinstance(devices, (jax.Device, Mesh)) or (isinstance(devices, str) and devices == "auto"):
+        return devices
+    if isinstance(devices, (list, tuple)):
+        return _distinct(tuple(devices))
+    if not _checks.is_whole(devices) or devices < 1:
+        kind = ValueError if isinstance(devices, str) or _checks.is_whole(devices) else TypeError
+        raise kind(
+            "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
+            f"got {devices!r}. Pass 'auto' to use every device there is."
+        )
+    return devices
+
+
+def default_device() -> jax.Device:
+    """`jax_default_device` if it is set, else the first local device."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen or jax.local_devices()[0]
+
+
+def _put(leaf: Any, sharding: Sharding) -> jax.Array:
+    if not keys.is_typed_key(leaf) and getattr(leaf, "weak_type", True):
+        array = np.asarray(leaf)
+        leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if not sharding.is_fully_addressable:
+        return processes.put(leaf, sharding)
+    # The memory of a NumPy array may be written to later, so it is never shared.
+    return jax.device_put(leaf, sharding, may_alias=isinstance(leaf, jax.Array))
+
+
+def _chosen(devices: Any) -> Sequence[jax.Device]:
+    if not isinstance(devices, (str, int, np.integer)):
+        return tuple(devices)
+    if not isinstance(devices, str) and devices == 1:
+        return (default_device(),)
+    there = jax.devices(default_device().platform)
+    if devices == "auto":
+        return there
+    if int(devices) > len(there):
+        raise ValueError(
+            f"devices={devices!r} asks for more than the {len(there)} {there[0].platform} devices there "
+            "are. Pass 'auto' to use all of them."
+        )
+    each, left_over = divmod(int(devices), jax.process_count())
+    if left_over:
+        raise ValueError(
+            f"devices={devices!r} cannot be shared equally by {jax.process_count()} processes. "
+            "Pass 'auto' to use every device of each."
+        )
+    return _first_of_each(there, each)
+
+
+def _first_of_each(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
+    """The first so many devices of each process."""
+    owners = range(jax.process_count())
+    return [d for owner in owners for d in [d for d in devices if d.process_index == owner][:count]]
+
+
+def _require_all_processes(devices: Sequence[jax.Device]) -> None:
+    """Raises where a process would train for itself, on the rows that the others train on."""
+    owners = [device.process_index for device in devices]
+    counts = [owners.count(index) for index in range(jax.process_count())]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"devices names {', '.join(map(str, counts))} devices of the {len(counts)} processes, which must "
+            "all take part equally. Pass devices='auto' to use every device of each."
+        )
+
+
+def _distinct(devices: tuple[Any, ...]) -> tuple[Any, ...]:
+    for index, device in enumerate(devices):
+        if not isinstance(device, jax.Device):
+            raise TypeError(f"devices[{index}] must be a JAX device, got {device!r}. Use jax.devices().")
+    if not devices or len(set(devices)) < len(devices):
+        raise ValueError(f"devices must name distinct devices, got {devices!r}. Name each one once.")
+    return devices
+
+
+def _is_placing(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (PartitionSpec, Sharding))
+
+
+def _require_fit(placed: Any, state: TrainState) -> None:
+    """Raises for a leaf whose axes the mesh does not divide, in our words."""
+    leaves = jax.tree.leaves(state)
+    for (path, sharding), leaf in zip(jax.tree_util.tree_leaves_with_path(placed), leaves, strict=True):
+        shape = tuple(np.shape(leaf))
+        if len(sharding.spec) > len(shape) or not _divides(sharding, shape):
+            raise ValueError(
+                f"shardings(state){jax.tree_util.keystr(path)} is {tuple(sharding.spec)}, "
+                f"which does not divide shape {list(shape)}. Leave that leaf whole, or change its shape."
+            )
+
+
+def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True

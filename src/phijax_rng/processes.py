@@ -1,0 +1,193 @@
+"""Several processes as one run: what they agree on, and who writes.
+
+After `jax.distributed.initialize()` the same script runs in every process, and they meet in the
+collectives of one compiled program. So whatever decides when that program is called, and how far it
+goes, is decided by the first process (`jax.process_index() == 0`) and told to the others: clocks that
+disagree would else give other numbers in each, or a hang. Files, too, are written by the first alone.
+
+In one process every function here gives back what it was given, and costs nothing.
+
+>>> agree(3, True)
+(3, 1)
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+from phijax_rng import keys
+from phijax_rng.errors import ProcessLostError
+
+T = TypeVar("T")
+
+
+def several() -> bool:
+    """Whether there is more than one process; starts JAX's backend."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process decides, shows and writes."""
+    return jax.process_index() == 0
+
+
+def agree(*values: int) -> tuple[int, ...]:
+    """The numbers of the first process, in [0, 2**31). All processes must ask, and in the same order."""
+    if not several():
+        return tuple(map(int, values))
+    return tuple(map(int, broadcast(np.array(values, np.int32))))
+
+
+def most(value: int) -> int:
+    """The largest of the processes' numbers, in [0, 2**31). All processes must ask."""
+    return int(np.max(multihost_utils.process_allgather(np.int32(value)))) if several() else int(value)
+
+
+def first_does(action: Callable[[], T]) -> T | None:
+    """What `action` gives in the first process, where alone it is called; the others wait for it.
+
+    Raises:
+        Exception: in every process, if it raised: its own in the first, a `RuntimeError` in the others.
+    """
+    if not several():
+        return action()
+    result, error = None, None
+    if is_first():
+        try:
+            result = action()
+        except Exception as raised:
+            error = raised
+    (failed,) = agree(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError("the first process could not go on and says why. Mend what it names.")
+    return result
+
+
+def broadcast(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array of the first process, bit for bit; of the same shape and dtype in every process."""
+    if not several():
+        return array
+    # As bytes: a sum of floats, which JAX broadcasts by, turns -0.0 into 0.0.
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(flat)).astype(np.uint8)
+    return told.view(array.dtype).reshape(array.shape)
+
+
+def require_same(array: np.ndarray[Any, Any], message: str) -> None:
+    """Raises in every process unless all have the same bits.
+
+    Raises:
+        ValueError: with this message.
+    """
+    if several() and most(broadcast(array).tobytes() != array.tobytes()):
+        raise ValueError(message)
+
+
+def agreed_seed(seed: Any) -> Any:
+    """`seed`; for `None` one from the operating system, the same in every process.
+
+    Raises:
+        ValueError: the processes were given different seeds.
+    """
+    if not several():
+        return seed
+    if seed is None:
+        drawn = keys.entropy_seed() if is_first() else 0
+        return int(broadcast(np.array([drawn], np.uint64))[0])
+    words = np.asarray(jax.random.key_data(keys.root_key(seed)))
+    padded = np.zeros(8, np.uint32)
+    padded[: words.size] = words
+    require_same(padded, f"seed must be the same in every process, got {seed!r} here. Pass one seed to all.")
+    return seed
+
+
+def put(leaf: Any, sharding: Sharding) -> jax.Array:
+    """A leaf on devices of other processes too, with the bits of the first process.
+
+    Typed keys cross by their words: JAX places no typed key on a sharding that spans processes.
+    """
+    if keys.is_typed_key(leaf):
+        if leaf.sharding == sharding:
+            return leaf
+        words = put(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+    return _shared_out(broadcast(np.asarray(leaf)), sharding)
+
+
+def spread(leaf: Any, sharding: Sharding) -> jax.Array:
+    """A leaf that every process has, whole, on the devices that each of them has; nothing is sent."""
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    if keys.is_typed_key(leaf):
+        words = spread(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    return _shared_out(np.asarray(leaf), sharding)
+
+
+def whole(leaf: Any) -> Any:
+    """An array that this process can read: itself, or gathered where parts of it lie elsewhere."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    return multihost_utils.process_allgather(leaf, tiled=True)
+
+
+def local(tree: T) -> T:
+    """`tree` with what lies on several devices on one of this process alone; the rest as it is."""
+    return jax.tree.map(_local, tree)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """What the transport raises inside the block, in words.
+
+    How soon it raises is up to the transport: at once where it sees the connection closed, or when JAX's
+    coordinator misses the heartbeat of a process (100 s, unless `jax.distributed.initialize` was told
+    otherwise), which may also end this process without an exception.
+
+    Raises:
+        ProcessLostError: with several processes, for any error of JAX's runtime.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not several():
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ProcessLostError(
+            f"{describe()} cannot go on with the others: {reason}. "
+            "If one of them has ended, start them all again; with resume='auto' the run goes on from its "
+            "last save."
+        ) from error
+
+
+def describe() -> str:
+    """This process in words: for messages and logs."""
+    return f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()})"
+
+
+def _shared_out(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
+    """An array of which each process places its own parts; one explicit transfer for each device."""
+    parts = [
+        jax.device_put(value[index], device, may_alias=False)
+        for device, index in sharding.addressable_devices_indices_map(value.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
+
+
+def _local(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
+        return leaf
+    if keys.is_typed_key(leaf):
+        words = jax.numpy.asarray(np.asarray(jax.random.key_data(leaf)))
+        return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    return jax.numpy.asarray(np.asarray(whole(leaf)))

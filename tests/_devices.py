@@ -1,0 +1,182 @@
+"""What tests of several devices run in a process of its own, with eight CPU devices or with two processes."""
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from phijax_rng import (
+    Checkpoints,
+    HostPool,
+    NamedBatchSource,
+    PoolDataModule,
+    RandomRowSampler,
+    SpaceTimeSampler,
+    Trainer,
+    TrainLoop,
+    TrainState,
+    UniformDomainSampler,
+    initialize_train_state,
+    keys,
+    processes,
+)
+from phijax_rng.digest import digest
+from phijax_rng.feeds import make_feed
+from phijax_rng.placement import DATA_AXIS
+from phijax_rng.sources import HostSource
+from tests import _problems
+
+STEPS = 50
+
+
+class Normal:
+    """Points that have gone through a function that rounds."""
+
+    def sample(self, key: Any, size: int) -> dict[str, Any]:
+        return {"inputs": jax.random.normal(key, (size, 2), jnp.float32)}
+
+
+class NoOptimizer:
+    def init(self, params: Any) -> tuple[()]:
+        return ()
+
+
+@functools.cache
+def source(size: int = 48) -> NamedBatchSource:
+    """One batch for every kind of sampler."""
+    rows = np.arange(3 * 100, dtype=np.float32).reshape(100, 3)
+    pool = HostPool(rows, rows[:, :1] * 2)
+    samplers = {
+        "rows": RandomRowSampler(pool),
+        "distinct": RandomRowSampler(pool, replace=False),
+        "sorted": RandomRowSampler(pool, sort_axis=0),
+        "shuffled": RandomRowSampler(pool, replace=False, method="sort"),
+        "box": UniformDomainSampler([(0.1, 0.7), (-3.0, 1.0)], {"speed": np.float32(2)}),
+        "times": SpaceTimeSampler({"inputs": rows}, (0.3, 0.9)),
+        "normal": Normal(),
+    }
+    return NamedBatchSource(samplers, dict.fromkeys(samplers, size), keys.split_root(5).sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """A train step that keeps the batch it was given as its model state."""
+
+    def __call__(self, state: TrainState, batches: Any, key: Any) -> tuple[TrainState, dict[str, Any]]:
+        return state.replace(model_state=batches, step=state.step + 1), {"fit": jnp.float32(0)}
+
+
+def keeping_state(source: NamedBatchSource) -> TrainState:
+    shapes = jax.eval_shape(source, 0)
+    empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return initialize_train_state(empty, NoOptimizer(), {}, keys.split_root(5))
+
+
+def rows_split(state: TrainState) -> Any:
+    """Shardings that leave the batch that was kept where it was drawn."""
+    return jax.tree.map(lambda leaf: None, state).replace(
+        model_state=jax.tree.map(lambda leaf: PartitionSpec(DATA_AXIS), state.model_state)
+    )
+
+
+def batches_in_the_loop(
+    placement: Any, own: NamedBatchSource, steps: int = STEPS
+) -> tuple[list[Any], TrainLoop]:
+    """The batch of every step as the compiled program drew it."""
+    state = keeping_state(own)
+    loop = TrainLoop(Keep(), state, own, placement=placement)
+    state = loop.place(state)
+    seen = []
+    for step in range(steps):
+        state = loop.run(state, step + 1).state
+        seen.append(state.model_state)
+    return seen, loop
+
+
+def heat() -> Any:
+    """The heat problem with batches that eight devices can share."""
+    problem = _problems.heat()
+    sizes = dict.fromkeys(problem.datamodule.batch_sizes, 8)
+    return dataclasses.replace(problem, datamodule=PoolDataModule(problem.datamodule.pools, sizes))
+
+
+def fit(
+    stop: int,
+    *,
+    seed: Any = 0,
+    directory: Any = None,
+    resume: Any = "auto",
+    every_n_steps: int | None = None,
+    **options: Any,
+) -> Any:
+    """A fit of `heat()` up to a step, and what it warned of."""
+    problem = heat()
+    checkpoints = None if directory is None else Checkpoints(directory, every_n_steps=every_n_steps)
+    trainer = Trainer(stop, checkpoints=checkpoints, **{"progress": False, **options})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = trainer.fit(
+            problem.module, seed=seed, resume=False if directory is None else resume, **problem.arguments
+        )
+    return result, [str(warning.message) for warning in told]
+
+
+def farthest(state: TrainState, other: TrainState) -> float:
+    """The largest difference of two models, beside the largest entry of each leaf."""
+    pairs = zip(jax.tree.leaves(state.model_state), jax.tree.leaves(other.model_state), strict=True)
+    arrays = [(np.asarray(one), np.asarray(two)) for one, two in pairs]
+    return max(float(np.abs(one - two).max() / np.abs(two).max()) for one, two in arrays)
+
+
+def digest_of(state: TrainState) -> str:
+    """The digest of all bits of a state, gathered from wherever they lie."""
+    return digest(processes.local(state))
+
+
+class Watched:
+    """Rows on a disk, as a pool sees them, that note which of them are read."""
+
+    def __init__(self, rows: np.ndarray[Any, Any]):
+        self._rows = rows
+        self.shape, self.dtype, self.chunks = rows.shape, rows.dtype, (1,)
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read |= {int(number) for number in np.arange(len(self))[index].ravel()}
+        return self._rows[index]
+
+
+def hosted_source(rows: Any) -> NamedBatchSource:
+    """Rows that stay on the host, beside points that are drawn on a device."""
+    key = keys.split_root(5).sampling
+    pools = NamedBatchSource.from_pools({"rows": {"inputs": rows}}, {"rows": 16}, key, resident=False)
+    samplers = {**pools.samplers, "box": UniformDomainSampler([(0.1, 0.7)])}
+    return NamedBatchSource(samplers, {"rows": 16, "box": 8}, key)
+
+
+def fed_batches(placement: Any, source: NamedBatchSource, steps: int) -> list[Any]:
+    """The batch of every step as the compiled program was fed it."""
+    shapes = {
+        "rows": {"inputs": np.zeros((16, 2), np.float32)},
+        "box": {"inputs": np.zeros((8, 1), np.float32)},
+    }
+    state = initialize_train_state(shapes, NoOptimizer(), {}, keys.split_root(5))
+    feed = make_feed(HostSource(source.prepare(placement.home)), 0, steps, placement)
+    try:
+        loop = TrainLoop(Keep(), state, feed.source, placement=placement)
+        state, seen = loop.place(state), []
+        while len(seen) < steps:
+            stack, _ = feed.at(len(seen))
+            state = loop.run(state, len(seen) + 1, stack).state
+            seen.append(state.model_state)
+    finally:
+        feed.close()
+    return seen

@@ -1,0 +1,222 @@
+"""Two processes on this machine with four CPU devices each, as one run; and what tests run in them.
+
+As a script, `_pair.py INDEX PORT FUNCTION ARGUMENT...` is one of the two. The functions are those
+of this module; each runs in both processes.
+"""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests._subprocess import start_python
+
+FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+HEARTBEAT_SECONDS = 10
+
+
+@contextlib.contextmanager
+def start_pair(function: Any, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+    """Both processes, running; see `start_python`."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as children:
+        yield [
+            children.enter_context(
+                start_python(Path(__file__), index, port, function.__name__, *arguments, env=FOUR_DEVICES)
+            )
+            for index in range(2)
+        ]
+
+
+def run_pair(function: Any, *arguments: object, timeout: float = 300) -> list[str]:
+    """Both to their end, which must be a good one; what each printed, without the transport's notes."""
+    with start_pair(function, *arguments) as pair:
+        outputs = [ended(child, timeout) for child in pair]
+    assert [child.returncode for child in pair] == [0, 0], "\n---\n".join(outputs)
+    return outputs
+
+
+def ended(child: subprocess.Popen[str], timeout: float = 300) -> str:
+    """What a child has printed until its end."""
+    output = child.communicate(timeout=timeout)[0]
+    return "".join(
+        line for line in output.splitlines(keepends=True) if "connected" not in line and line.strip()
+    )
+
+
+def join(index: int, port: int) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        f"localhost:{port}",
+        num_processes=2,
+        process_id=index,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        initialization_timeout=60,
+    )
+
+
+# What runs in both
+
+
+def agreements() -> None:
+    """What the first process says, and what is refused everywhere; printed."""
+    from phijax_rng import keys, processes
+    from phijax_rng.placement import resolve
+    from tests import _devices
+
+    index = jax.process_index()
+    print("agree", processes.agree(7 + index, 2**31 - 1 - index))
+    print("most", processes.most(3 * index))
+    odd = np.array([-0.0, np.nan, 1e-40], np.float32) if index == 0 else np.zeros(3, np.float32)
+    print("bits", processes.broadcast(odd).view(np.uint32).tolist())
+    drawn = processes.agreed_seed(None)
+    processes.require_same(np.uint64([drawn]), "another seed")
+    print("key", keys.fingerprint(keys.root_key(processes.agreed_seed(jax.random.key(3)))))
+    _refused(lambda: processes.agreed_seed(5 + index))
+    _refused(lambda: processes.first_does(lambda: 1 // 0))
+    print("first", processes.first_does(lambda: "wrote"))
+    _refused(lambda: resolve(1))
+    _refused(lambda: resolve(3))
+    _refused(lambda: resolve(jax.local_devices()))
+    two = resolve(4)
+    print("four", [device.process_index for device in two.devices], two.home.process_index, two.spans)
+    result = _devices.fit(3, seed=None, devices="auto")[0]
+    processes.require_same(np.uint64([result.seed]), "another seed")
+    print("seed", result.seed == _devices.fit(3, seed=result.seed, devices="auto")[0].seed)
+
+
+def batches() -> None:
+    """Fifty batches of the compiled loop beside those of one device; the steps after the first guarded."""
+    from phijax_rng import keys
+    from phijax_rng.placement import on_device, resolve
+    from tests import _devices
+
+    source = _devices.source()
+    placed = resolve("auto", shardings=_devices.rows_split)
+    seen, loop = _devices.batches_in_the_loop(placed, source)
+    expected, _ = _devices.batches_in_the_loop(on_device(), source)
+    assert len(seen) == len(expected) == 50
+    for step, (batch, wanted) in enumerate(zip(seen, expected, strict=True)):
+        for name in source.names:
+            assert _same(batch[name], wanted[name], name), (step, name)
+            assert not _same(batch[name], expected[step - 1][name], name), "the control"
+    assert "all-gather" not in loop._executable.as_text()
+    state = loop.place(_devices.keeping_state(source))
+    assert keys.fingerprint(state.rng_key) == keys.fingerprint(_devices.keeping_state(source).rng_key)
+    state = loop.run(state, 1).state
+    with jax.transfer_guard("disallow"):
+        for stop in range(2, 20):
+            state = loop.run(state, stop).state
+    print("equal", seen[0]["box"]["inputs"].addressable_shards[0].data.shape)
+
+
+def hosted() -> None:
+    """Batches whose rows lie on the host, beside those of one device; which rows this process read."""
+    from phijax_rng.placement import on_device, resolve
+    from tests import _devices
+
+    table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    whole, own = _devices.Watched(table), _devices.Watched(table)
+    expected = _devices.fed_batches(on_device(), _devices.hosted_source(whole), 20)
+    source = _devices.hosted_source(own)
+    drawn = {int(row) // 2 for row in np.asarray(source(0)["rows"]["inputs"])[:, 0]}
+    seen = _devices.fed_batches(resolve("auto", shardings=_devices.rows_split), source, 20)
+    for batch, wanted in zip(seen, expected, strict=True):
+        for name in source.names:
+            assert _same(batch[name], wanted[name], name)
+    # The batch of the first step was asked for whole, for its shapes.
+    index = jax.process_index()
+    mine = {int(row) // 2 for batch in expected for row in batch["rows"]["inputs"][8 * index :][:8, 0]}
+    print("own" if own.read == mine | drawn else "others too", len(whole.read) > len(own.read))
+
+
+def _same(batch: Any, wanted: Any, name: str) -> bool:
+    """Whether this process's rows of a batch are those of the whole batch."""
+    ulp = 4 if name == "normal" else 0
+    for field, rows in batch.items():
+        for shard in rows.addressable_shards:
+            own, other = np.asarray(shard.data), np.asarray(wanted[field])[shard.index]
+            words = own.view(np.int32).astype(np.int64) - other.view(np.int32)
+            if np.abs(words).max() > ulp:
+                return False
+    return True
+
+
+def _refused(call: Any) -> None:
+    try:
+        print("not refused", call())
+    except Exception as error:
+        print(type(error).__name__, error)
+
+
+def matrix(folder: str, *saved: str) -> None:
+    """Goes on, on two processes, from what was saved elsewhere; without `saved`, saves."""
+    from tests import _devices
+
+    if not saved:
+        whole = _devices.fit(12, devices="auto")[0].state
+        _devices.fit(5, devices="auto", directory=folder)
+        print(_devices.digest_of(whole))
+    for name in saved:
+        result, told = _devices.fit(12, devices="auto", directory=f"{folder}/{name}")
+        levels = "rounding" if any("machine.processes" in text for text in told) else "exact"
+        model = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(result.state.model_state)]
+        print(name, levels, len(told), _devices.digest_of(result.state), repr(model), sep="|")
+
+
+def clocks(told: str) -> None:
+    """A run in which the clocks of the processes disagree, about chunks and about saves."""
+    from phijax_rng import processes
+    from phijax_rng.loop import Pace
+    from tests import _devices
+
+    index = jax.process_index()
+    Pace.next_count = lambda self, bound: min(bound, 3 + 2 * index)
+    if told == "apart":
+        processes.agree = lambda *values: tuple(map(int, values))
+    print("fitting", flush=True)
+    result, _ = _devices.fit(30, devices="auto")
+    print("done", _devices.digest_of(result.state))
+
+
+def saves(folder: str) -> None:
+    """The second process alone finds its saves due; nothing is saved but the end."""
+    from phijax_rng import Checkpoints
+    from tests import _devices
+
+    def due(self: Any, step: int) -> bool:
+        return jax.process_index() == 1
+
+    Checkpoints.is_due = due
+    _devices.fit(9, devices="auto", directory=folder, chunk_size=3)
+    print(Checkpoints(folder).steps)
+
+
+def long_run(folder: str, stop: str) -> None:
+    """A run that is meant to be stopped from outside; prints a line at every look, in one process."""
+    from phijax_rng import progress
+    from tests import _devices
+
+    progress._SECONDS_BETWEEN_LINES = 0.0
+    sys.stderr = sys.stdout
+    result, told = _devices.fit(
+        int(stop), devices="auto", directory=folder, every_n_steps=20, chunk_size=4, progress=True
+    )
+    assert not told, told
+    whole = _devices.fit(int(stop), devices="auto")[0].state
+    same = _devices.digest_of(result.state) == _devices.digest_of(whole)
+    print("done", int(result.state.step), "the bits of an uninterrupted run" if same else "other bits")
+
+
+if __name__ == "__main__":
+    index, port, function, *arguments = sys.argv[1:]
+    join(int(index), int(port))
+    globals()[function](*arguments)

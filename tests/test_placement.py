@@ -1,0 +1,355 @@
+"""Several devices: the batches are those of one device, wherever the state lies."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from phijax_rng import Trainer, TrainLoop
+from phijax_rng.placement import on_device, require_devices, resolve
+from tests import _problems
+from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._subprocess import EIGHT_DEVICES, run_python
+
+WITHIN_4_ULP = ("normal",)
+COUNTS = (1, 2, 4, 8)
+
+
+def in_eight(function):
+    """Runs a function of this module in a process with eight devices; returns what it printed."""
+    code = f"from tests.test_placement import {function.__name__} as run; run()"
+    return run_python(code, env=EIGHT_DEVICES).stdout
+
+
+# Batches
+
+
+def batches_on_every_count():
+    """Fifty steps on 1, 2, 4 and 8 devices; the batch of each as its compiled loop drew it."""
+    from tests import _devices
+
+    source = _devices.source()
+    expected, _ = _devices.batches_in_the_loop(resolve(1), source)
+    for count in COUNTS[1:]:
+        placed = resolve(count, shardings=_devices.rows_split)
+        seen, loop = _devices.batches_in_the_loop(placed, source)
+        assert len(seen) == len(expected) == 50
+        for step, (batch, wanted) in enumerate(zip(seen, expected, strict=True)):
+            for name in source.names:
+                if name in WITHIN_4_ULP:
+                    np.testing.assert_array_max_ulp(*(b[name]["inputs"] for b in (batch, wanted)), maxulp=4)
+                else:
+                    assert_trees_bitwise_equal(batch[name], wanted[name])
+            other = expected[step - 1]
+            assert all(first_difference(batch[name], other[name]) for name in source.names), "the control"
+        kept = seen[0]["box"]["inputs"].addressable_shards
+        assert [shard.data.shape for shard in kept] == [(48 // count, 2)] * count
+        text = loop._executable.as_text()
+        assert "all-gather" not in text and "all-to-all" not in text, text
+        print(count, "devices: equal")
+
+
+def test_fifty_batches_are_those_of_one_device_and_no_device_gathers_them():
+    assert in_eight(batches_on_every_count) == "2 devices: equal\n4 devices: equal\n8 devices: equal\n"
+
+
+def memory_on_every_count():
+    """Prints count, and bytes of temporary memory of a loop that draws a large batch of points."""
+    import jax.numpy as jnp
+
+    from phijax_rng import NamedBatchSource, UniformDomainSampler, initialize_train_state, keys
+    from tests import _devices
+
+    sampler = UniformDomainSampler([(0.0, 1.0)] * 4)
+    source = NamedBatchSource({"box": sampler}, {"box": 2**18}, keys.split_root(0).sampling)
+
+    def step(state, batches, key):
+        total = jnp.sum(jnp.sort(batches["box"]["inputs"], axis=1) ** 2)
+        return state.replace(model_state=total, step=state.step + 1), {"fit": total}
+
+    state = initialize_train_state(np.float32(0), _devices.NoOptimizer(), {}, keys.split_root(0))
+    for count in COUNTS:
+        loop = TrainLoop(step, state, source, placement=resolve(count))
+        print(count, loop._executable.memory_analysis().temp_size_in_bytes)
+
+
+def test_memory_for_the_batch_falls_with_the_devices():
+    used = dict(map(int, line.split()) for line in in_eight(memory_on_every_count).splitlines())
+    batch = 2**18 * 4 * 4
+    assert used[1] >= batch
+    for count in COUNTS[1:]:
+        assert used[count] <= 1.1 * used[1] / count, used
+
+
+def fed_from_the_host():
+    """Rows that are fetched on the host, in stacks of which each device is given its own part."""
+    from tests import _devices
+
+    table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    source = _devices.hosted_source(_devices.Watched(table))
+    expected = _devices.fed_batches(resolve(1), source, 20)
+    for count in COUNTS[1:]:
+        placed = resolve(count, shardings=_devices.rows_split)
+        assert_trees_bitwise_equal(_devices.fed_batches(placed, source, 20), expected)
+        stack = np.zeros((3, 16, 2), np.float32)
+        lie = placed.spread_stacks(stack, 16)
+        assert [shard.data.shape for shard in lie.addressable_shards] == [(3, 16 // count, 2)] * count
+        assert placed.spread_stacks(stack, 0).is_fully_replicated
+    print("equal")
+
+
+def test_rows_from_the_host_are_those_of_one_device():
+    assert in_eight(fed_from_the_host) == "equal\n"
+
+
+# Training
+
+
+def runs_and_resumes():
+    """Every cell of the matrix of device counts at the save and at the resume, as a table."""
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    from phijax_rng import Checkpoints
+    from tests import _devices
+
+    folder = Path(tempfile.mkdtemp())
+    whole = {}
+    for count in COUNTS:
+        whole[count] = _devices.fit(12, devices=count)[0].state
+        _devices.fit(5, devices=count, directory=folder / str(count))
+    print("saved on | resumed on | survives | farthest from one device")
+    for before in COUNTS:
+        for after in COUNTS:
+            own = shutil.copytree(folder / str(before), folder / f"{before}-{after}")
+            result, told = _devices.fit(12, devices=after, directory=own)
+            changes = Checkpoints(own).contract()["run"]["changes"]
+            levels = [change["survives"] for change in changes]
+            if before == after:
+                assert_trees_bitwise_equal(result.state, whole[after])
+                assert not told and not levels, told
+            else:
+                line = f"machine.devices: {before} in the checkpoint, {after} in this run"
+                assert len(told) == 1 and line in told[0], told
+                assert levels == ["rounding"], changes
+            for name in ("rng_key", "sampling_key", "balancer_key", "step"):
+                assert_trees_bitwise_equal(getattr(result.state, name), getattr(whole[1], name))
+            away = _devices.farthest(result.state, whole[1])
+            assert away < 1e-4, away
+            print(before, after, levels[0] if levels else "exact", f"{away:.0e}", sep=" | ")
+    other = _devices.fit(12, seed=1)[0].state
+    assert _devices.farthest(other, whole[1]) > 1e-2, "the control"
+
+
+def test_a_run_saved_on_some_devices_goes_on_on_others():
+    table = in_eight(runs_and_resumes)
+    print(table)
+    assert len(table.splitlines()) == 1 + len(COUNTS) ** 2
+    assert table.count("exact") == len(COUNTS)
+
+
+def split_states():
+    """A state split over the devices trains like a whole one, and resumes to its own bits."""
+    import tempfile
+
+    from phijax_rng import Checkpoints
+    from tests import _devices
+
+    def rule(leaf):
+        return PartitionSpec("data") if np.shape(leaf)[:1] == (8,) else None
+
+    def shardings(state):
+        return jax.tree.map(rule, state)
+
+    def where_they_are(state):
+        return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    whole = _devices.fit(12)[0].state
+    split = _devices.fit(12, devices=4, shardings=shardings)[0].state
+    kernel, moment = split.model_state["output"]["kernel"], split.optimizer_state[0].mu["output"]["kernel"]
+    for leaf in (kernel, moment):
+        assert [shard.data.shape for shard in leaf.addressable_shards] == [(2, 1)] * 4
+    assert _devices.farthest(split, whole) < 1e-4
+    folder = tempfile.mkdtemp()
+    _devices.fit(5, devices=4, shardings=shardings, directory=folder)
+    result, told = _devices.fit(12, devices=4, shardings=shardings, directory=folder)
+    assert_trees_bitwise_equal(result.state, split)
+    assert not told, told
+    result, told = _devices.fit(14, devices=4, directory=folder)
+    assert "machine.shardings" in told[0] and "training.program" in told[0], told
+    assert Checkpoints(folder).contract()["run"]["changes"][-1]["survives"] == "rounding"
+    # A state that was made where it belongs stays there.
+    problem = _devices.heat()
+    trainer = Trainer(14, devices=4, shardings=where_they_are, progress=False)
+    again = trainer.fit_state(problem.module, split, optimizer=problem.optimizer, source=problem.source())
+    assert again.state.model_state["output"]["kernel"].sharding == kernel.sharding
+    print("held")
+
+
+def test_a_state_may_be_split_over_the_devices():
+    assert in_eight(split_states) == "held\n"
+
+
+def other_meshes():
+    """Meshes of two axes, of explicit axes, devices by name and in another order; a batch drawn whole."""
+    from tests import _devices
+
+    devices = jax.devices()
+    whole = _devices.fit(8)[0].state
+    chosen = {
+        "two axes": Mesh(np.array(devices).reshape(4, 2), ("data", "model")),
+        "data second": Mesh(np.array(devices).reshape(4, 2), ("model", "data")),
+        "explicit": jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,)),
+        "reversed": devices[3::-1],
+        "all": "auto",
+        "one device": devices[5],
+    }
+    for name, words in chosen.items():
+        result = _devices.fit(8, devices=words)[0]
+        assert _devices.farthest(result.state, whole) < 1e-4, name
+        assert_trees_bitwise_equal(result.state.rng_key, whole.rng_key)
+        if name == "one device":
+            assert_trees_bitwise_equal(result.state, whole)
+            assert result.state.step.devices() == {devices[5]}
+    problem = _problems.heat()  # four rows of two of its batches do not go into eight devices
+    fits = [
+        Trainer(8, devices=count, uneven="whole", progress=False).fit(
+            problem.module, seed=0, **problem.arguments
+        )
+        for count in (1, 8)
+    ]
+    assert _devices.farthest(fits[1].state, fits[0].state) < 1e-4
+    try:
+        Trainer(8, devices=8, progress=False).fit(problem.module, seed=0, **problem.arguments)
+    except ValueError as error:
+        print(error)
+    try:
+        Trainer(8, devices=9, progress=False).fit(problem.module, seed=0, **problem.arguments)
+    except ValueError as error:
+        print(error)
+
+
+def test_any_mesh_will_do_and_sizes_that_do_not_divide_are_refused():
+    assert in_eight(other_meshes).splitlines() == [
+        "batches['boundary']['inputs'] has 4 rows, which 8 devices cannot share equally. Use 8 rows, or "
+        "Trainer(..., uneven='whole') to draw such a batch whole on every device.",
+        "devices=9 asks for more than the 8 cpu devices there are. Pass 'auto' to use all of them.",
+    ]
+
+
+def guarded_steps():
+    """Steps after the first move nothing between host and devices that is not said."""
+    from tests import _devices
+
+    problem = _devices.heat()
+    loop = TrainLoop(problem.train_step, problem.state(), problem.source(), placement=resolve(8))
+    state = loop.run(loop.place(problem.state()), 1).state
+    with jax.transfer_guard("disallow"):
+        for stop in range(2, 51):
+            state = loop.run(state, stop).state
+        try:
+            jax.jit(lambda number: number)(3)
+        except Exception as error:
+            assert "Disallowed host-to-device" in str(error), error
+            print("guarded")
+
+
+def test_no_key_is_moved_after_the_first_step():
+    assert in_eight(guarded_steps) == "guarded\n"
+
+
+# On one device
+
+
+def test_one_device_has_the_program_it_would_have_without_any_of_this(monkeypatch):
+    problem = _problems.heat()
+    program = problem.loop().program
+    for method in ("split_rows", "pin"):
+        monkeypatch.setattr(f"phijax_rng.placement.Placement.{method}", lambda self, given, **_: given)
+    assert problem.loop().program == program
+    monkeypatch.setattr(
+        "phijax_rng.placement.Placement.split_rows", lambda self, given: jax.tree.map(lambda x: x * 1, given)
+    )
+    assert problem.loop().program != program, "the control"
+
+
+def test_one_device_is_the_default_device():
+    assert resolve() == on_device() == resolve(jax.devices()[0]) == resolve(jax.devices()[:1])
+    assert resolve().describe() == {}
+
+
+# What is refused
+
+NO_DEVICES = (
+    "devices must be a positive int, 'auto', a device, a list of devices or a mesh, got {}. "
+    "Pass 'auto' to use every device there is."
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (0, ValueError, NO_DEVICES.format("0")),
+        (True, TypeError, NO_DEVICES.format("True")),
+        ("all", ValueError, NO_DEVICES.format("'all'")),
+        ([], ValueError, "devices must name distinct devices, got (). Name each one once."),
+        ([3], TypeError, "devices[0] must be a JAX device, got 3. Use jax.devices()."),
+    ],
+)
+def test_devices_are_checked_when_the_trainer_is_made(given, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        Trainer(1, devices=given)
+
+
+def test_a_device_is_named_once():
+    device = jax.devices()[0]
+    with pytest.raises(ValueError, match=r"^devices must name distinct devices, got .* each one once\.$"):
+        require_devices([device, device])
+
+
+@pytest.mark.parametrize(
+    ("shardings", "error", "message"),
+    [
+        (
+            lambda state: state.replace(model_state="data"),
+            TypeError,
+            "shardings(state).model_state['hidden']['bias'] must be a PartitionSpec over the axes 'data', "
+            "a NamedSharding of them or None, got 'data'. Name axes of the mesh.",
+        ),
+        (
+            lambda state: {"model_state": None},
+            ValueError,
+            "shardings(state) must be a tree like the state, or a prefix of one: ",
+        ),
+        (
+            lambda state: jax.tree.map(lambda leaf: None, state).replace(
+                model_state=PartitionSpec(None, None, "data")
+            ),
+            ValueError,
+            "shardings(state).model_state['hidden']['bias'] is (None, None, 'data'), "
+            "which does not divide shape [8]. Leave that leaf whole, or change its shape.",
+        ),
+        (
+            lambda state: jax.tree.map(lambda leaf: None, state).replace(model_state=PartitionSpec("rows")),
+            TypeError,
+            "shardings(state).model_state['hidden']['bias'] must be a PartitionSpec over the axes ",
+        ),
+    ],
+    ids=["no sharding", "another structure", "too many axes", "no such axis"],
+)
+def test_shardings_are_checked_leaf_by_leaf(shardings, error, message):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    placed = resolve(mesh, shardings=shardings)
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        placed.of_state(_problems.heat().state())
+
+
+def test_shardings_of_another_mesh_with_the_same_axes_are_taken():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    explicit = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    placed = resolve(mesh, shardings=lambda state: NamedSharding(explicit, PartitionSpec()))
+    found = jax.tree.leaves(placed.of_state(_problems.heat().state()))
+    assert set(found) == {NamedSharding(mesh, PartitionSpec())}
