@@ -624,5 +624,5 @@ def test_a_record_named_step_is_refused():
         "the records of train_step must not be named 'step', got 'step'. "
         "Rename it: rows of the history have a step of their own."
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         TrainLoop(train_step, poisoned_state(), Poison())
