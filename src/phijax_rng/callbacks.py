@@ -16,7 +16,6 @@ is empty when another run begins.
 
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,8 +26,6 @@ from phijax_rng import _checks, keys
 from phijax_rng._types import KeyScalar
 from phijax_rng.history import History
 from phijax_rng.state import TrainState
-
-_log = logging.getLogger("phijax_rng")
 
 
 @dataclasses.dataclass(frozen=True)
