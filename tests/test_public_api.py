@@ -16,7 +16,7 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
-    ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports"),
+    ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports", "_threefry"),
     ("_reachable",),  # what a computation under the eyes of an audit can see
     (
         *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),

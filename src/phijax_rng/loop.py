@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, keys
+from phijax_rng import _checks, _threefry, keys
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.module import StepOutput
 from phijax_rng.placement import Placement, on_device
@@ -44,6 +44,9 @@ POLICIES = ("raise", "skip", "ignore")
 # Rows of the device buffer that records each step, and so the most steps in one call. A constant:
 # the buffer's size is part of the program.
 CAPACITY = 4096
+
+# Elements up to which an array's kernel costs more to start than to run.
+_SMALL = 4096
 
 _MAX_KEPT = 32
 
@@ -122,11 +125,14 @@ class TrainLoop:
         rebuild, self._leaves = self._arguments(source)
         pin = functools.partial(self._placed.pin, shardings=self._of_state)
         recorded = _Recorded(train_step)
-        parts = _Parts(recorded, rebuild, self._placed.split_rows, pin)
+        # Leaves on several devices stay apart, or they would have to meet on one.
+        together = _SMALL if self._placed.mesh is None else 0
+        parts = _Parts(recorded, rebuild, self._placed.split_rows, pin, together)
         # Jitted so that asking for the shape of a record and the loop itself share one trace.
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
-        lowered = jax.jit(functools.partial(_program, update), **self._outputs()).lower(*arguments)
+        program = jax.jit(functools.partial(_program, update), **self._outputs())
+        lowered = _threefry.lower(program, arguments, self._placed.home.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
         self.names = recorded.names
         self.loss_names = recorded.loss_names
@@ -297,12 +303,14 @@ class _Parts:
         rebuild: `leaves -> [source, refresh]`.
         split_rows: lays the rows of a batch out over the devices.
         pin: holds a state where it belongs.
+        together: the most elements of an array that is tested together with others.
     """
 
     train_step: _Recorded
     rebuild: Callable[[Any], Any]
     split_rows: Callable[[Any], Any]
     pin: Callable[[TrainState], TrainState]
+    together: int
 
 
 def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
@@ -314,7 +322,7 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     losses = [jnp.asarray(value) for value in output.losses.values()]
     model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    return parts.pin(updated), [*losses, *diagnostics, _all_finite([*losses, *model])]
+    return parts.pin(updated), [*losses, *diagnostics, _all_finite([*losses, *model], parts.together)]
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
@@ -329,13 +337,22 @@ def _refreshed(parts: _Parts, state: TrainState, leaves: Any) -> tuple[Any, Trai
     return source, state if refresh is None else refresh(state, source)
 
 
-def _all_finite(arrays: list[jax.Array]) -> jax.Array:
-    """Whether every element is finite; `x * 0` is 0 for finite x alone, and sums faster than a test."""
-    total = jnp.float32(0)
-    for array in arrays:
-        zeros = jnp.sum(array * 0)
-        total = total + (jnp.abs(zeros) if jnp.iscomplexobj(zeros) else zeros).astype(jnp.float32)
-    return total == 0
+def _all_finite(arrays: list[jax.Array], together: int) -> jax.Array:
+    """Whether every element is finite; `x * 0` is 0 for finite x alone, and sums faster than a test.
+
+    Arrays of at most `together` elements are summed as one: in a small step a kernel for each costs more
+    than its work.
+    """
+    small = [_zeros(array) for array in arrays if array.ndim and array.size <= together]
+    sums = [jnp.sum(jnp.concatenate(small))] if small else []
+    sums += [jnp.sum(_zeros(array)) for array in arrays if not array.ndim or array.size > together]
+    return sum(sums, jnp.float32(0)) == 0
+
+
+def _zeros(array: jax.Array) -> jax.Array:
+    """`x * 0` of every element, as one row of float32."""
+    zeros = jnp.ravel(array * 0)
+    return (jnp.abs(zeros) if jnp.iscomplexobj(zeros) else zeros).astype(jnp.float32)
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
