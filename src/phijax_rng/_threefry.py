@@ -1,7 +1,7 @@
 """The Threefry hash with its rounds written out, for programs that run on CPUs.
 
 JAX compiles the hash for CPUs as a loop of five trips, whose many little kernels cost a small step more
-than the hash does, and a large draw three to nine times as much. Here it is compiled straight through. It
+than the hash does, and a large draw three times as much. Here it is compiled straight through. It
 is integer arithmetic of the same definition, so no bit can differ.
 
     keys --> barrier --> 20 rounds --> bits
