@@ -16,7 +16,17 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 # From the bottom up. Modules import from lower rows only; those on one row do not know each other.
 LAYERS = (
-    ("_checks", "_types", "_pytrees", "errors", "determinism", "_internals", "reports", "_threefry"),
+    (
+        "_checks",
+        "_types",
+        "_pytrees",
+        "errors",
+        "determinism",
+        "_internals",
+        "reports",
+        "_threefry",
+        "executables",
+    ),
     ("_reachable",),  # what a computation under the eyes of an audit can see
     (
         *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
@@ -37,6 +47,7 @@ LAYERS = (
         *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
     ),
+    ("chunks",),  # what the loop of the next row gives back
     (
         *("loop", "refresh", "feeds", "starts", "purity", "signals", "progress"),
         *("rebalancing", "predict"),

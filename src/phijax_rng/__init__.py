@@ -8,6 +8,7 @@ from phijax_rng.balls import Ball, Sphere
 from phijax_rng.boxes import Box, BoxEdges, BoxFaces, interval
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.chunks import Chunk
 from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.csv_history import CSVHistory
 from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
@@ -30,7 +31,7 @@ from phijax_rng.gradnorm import GradNormBalancer
 from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loggers import TensorBoardLogger, WandbLogger
-from phijax_rng.loop import Chunk, TrainLoop
+from phijax_rng.loop import TrainLoop
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.ntk import NTKBalancer
 from phijax_rng.pools import HostPool

@@ -56,7 +56,7 @@ class NonFiniteError(FloatingPointError):
         step: the global step whose update was refused.
         terms: names of the losses that were not finite; `("model_state",)` when every loss was
             finite and only the updated model was not.
-        chunk: the `loop.Chunk` of the good updates before it.
+        chunk: the `Chunk` of the good updates before it.
     """
 
     def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: Any):

@@ -15,9 +15,9 @@ import numpy as np
 from phijax_rng import processes
 from phijax_rng.callbacks import Callback, Event, Watchers, reported
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.chunks import Chunk
 from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.history import History
-from phijax_rng.loop import Chunk
 from phijax_rng.record import Record
 from phijax_rng.state import TrainState
 from phijax_rng.step import TOTAL

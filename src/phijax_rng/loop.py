@@ -13,17 +13,12 @@ The program tests every update for values that are not finite, and stops behind 
 between the old and the new state in every step would make a small step a fifth slower, since each choice
 waits for the test; instead the state that a call started from stays alive, and after a bad update the
 call is made again, up to the step before it. The same program on the same input gives the same bits.
-
-Executables are kept by the digest of their program, so the same program is compiled once in a process,
-and a changed closure or global is compiled anew.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,12 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import _checks, _threefry, keys
-from phijax_rng.errors import NonFiniteError
+from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
+from phijax_rng.executables import compiled
 from phijax_rng.module import StepOutput
 from phijax_rng.placement import Placement, on_device
 from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, is_trainable
-from phijax_rng.step import TOTAL, TrainStep
+from phijax_rng.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
 """What to do when a loss or an updated leaf is not finite."""
@@ -47,30 +43,6 @@ CAPACITY = 4096
 
 # Elements up to which an array's kernel costs more to start than to run.
 _SMALL = 4096
-
-_MAX_KEPT = 32
-
-_SECONDS_BETWEEN_CHECKS = 0.05
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """What one call of the compiled loop gave back.
-
-    Attributes:
-        state: the state after the last update, on the device.
-        step: `state.step` as an int.
-        start: the step before the first of these updates.
-        records: recorded name -> array of shape `(step - start,)`, one value per update.
-        nonfinite: bool array of shape `(step - start,)`: steps whose losses or updated model were
-            not finite. With `on_nonfinite="raise"` such a step is not part of the chunk.
-    """
-
-    state: TrainState
-    step: int
-    start: int
-    records: Mapping[str, np.ndarray[Any, Any]]
-    nonfinite: np.ndarray[Any, Any]
 
 
 class TrainLoop:
@@ -137,7 +109,7 @@ class TrainLoop:
         self.names = recorded.names
         self.loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-        self._executable = _compiled(lowered, self.program, self._sharding, while_compiling)
+        self._executable = compiled(lowered, self.program, self._sharding, while_compiling)
 
     def place(self, state: TrainState) -> TrainState:
         """`state` on the loop's devices and strong-typed; arrays that are so already are not copied."""
@@ -167,12 +139,12 @@ class TrainLoop:
             if self._on_nonfinite != "ignore" and chunk.nonfinite.any():
                 last, chunk = self._before_last(state, leaves, chunk)
                 if self._on_nonfinite == "raise":
-                    raise _nonfinite_error(last, self.loss_names, _joined([*chunks, chunk]))
+                    raise nonfinite_error(last, self.loss_names, joined([*chunks, chunk]))
                 chunks.append(chunk)
                 chunk = dataclasses.replace(last, state=self._left_out(chunk.state, leaves))
             chunks.append(chunk)
             state = chunk.state
-        return _joined(chunks)
+        return joined(chunks)
 
     def _call(self, state: TrainState, leaves: Any, stop: int) -> Chunk:
         """One call of the program: up to `stop`, or up to and with an update that is not finite."""
@@ -199,9 +171,9 @@ class TrainLoop:
         while halted.step - halted.start > 1:
             again = self._call(state, leaves, halted.step - 1)
             if not again.nonfinite.any():
-                return _part(halted, slice(-1, None), halted.state), again
+                return part(halted, slice(-1, None), halted.state), again
             halted = again  # a device that rounds differently from call to call met another one earlier
-        return halted, _part(halted, slice(0), state)
+        return halted, part(halted, slice(0), state)
 
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
@@ -355,37 +327,6 @@ def _zeros(array: jax.Array) -> jax.Array:
     return (jnp.abs(zeros) if jnp.iscomplexobj(zeros) else zeros).astype(jnp.float32)
 
 
-def _joined(chunks: list[Chunk]) -> Chunk:
-    """One chunk for chunks that follow each other."""
-    if len(chunks) == 1:
-        return chunks[0]
-    records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in chunks[0].records}
-    nonfinite = np.concatenate([chunk.nonfinite for chunk in chunks])
-    return Chunk(chunks[-1].state, chunks[-1].step, chunks[0].start, records, nonfinite)
-
-
-def _part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
-    """Some updates of a chunk, which end in this state."""
-    first, stop, _ = updates.indices(chunk.step - chunk.start)
-    records = {name: values[updates] for name, values in chunk.records.items()}
-    return Chunk(state, chunk.start + stop, chunk.start + first, records, chunk.nonfinite[updates])
-
-
-def _nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> NonFiniteError:
-    bad = {name: float(last.records[name][0]) for name in loss_names}
-    bad = {name: value for name, value in bad.items() if not np.isfinite(value)}
-    terms = tuple(name for name in bad if name != TOTAL) or tuple(bad) or ("model_state",)
-    if bad:
-        found = ", ".join(f"{name!r} is {bad[name]}" for name in terms)
-    else:
-        found = "every loss is finite but the updated model_state is not"
-    message = (
-        f"training became non-finite at step {chunk.step}: {found}. The state before that update is kept; "
-        f"draw its batch again with source({chunk.step}), or pass on_nonfinite='skip'."
-    )
-    return NonFiniteError(message, step=chunk.step, terms=terms, chunk=chunk)
-
-
 def _require_same_types(following: Any, state: TrainState) -> None:
     if not isinstance(following, TrainState):
         raise TypeError(
@@ -412,52 +353,6 @@ def _require_same_types(following: Any, state: TrainState) -> None:
 
 def _dtype(leaf: Any) -> Any:
     return leaf.dtype if keys.is_typed_key(leaf) else jnp.result_type(leaf)
-
-
-_kept: "collections.OrderedDict[Any, jax.stages.Compiled]" = collections.OrderedDict()
-_kept_lock = threading.Lock()
-
-
-def _compiled(
-    lowered: jax.stages.Lowered, program: str, sharding: Any, meanwhile: Callable[[], None]
-) -> jax.stages.Compiled:
-    """The executable of this program, from this process's store if it is there."""
-    if jax.config.values.get("jax_use_simplified_jaxpr_constants"):
-        # Captured arrays are then not part of the text, and the digest would not see them change.
-        return _compile(lowered, meanwhile)
-    output = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(lowered.out_info))
-    settings = tuple(sorted((name, repr(value)) for name, value in jax.config.values.items()))
-    name = (program, sharding, lowered.in_tree, lowered.out_tree, output, settings)
-    with _kept_lock:
-        if name in _kept:
-            _kept.move_to_end(name)
-            return _kept[name]
-    executable = _compile(lowered, meanwhile)
-    with _kept_lock:
-        _kept[name] = executable
-        while len(_kept) > _MAX_KEPT:
-            _kept.popitem(last=False)
-    return executable
-
-
-def _compile(lowered: jax.stages.Lowered, meanwhile: Callable[[], None]) -> jax.stages.Compiled:
-    """Compiles in a thread of its own, so that this one can answer a signal."""
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append(lowered.compile())
-        except BaseException as error:  # raised again by the thread that waits
-            outcome.append(error)
-
-    worker = threading.Thread(target=work, name="phijax_rng-compile", daemon=True)
-    worker.start()
-    while worker.is_alive():
-        worker.join(_SECONDS_BETWEEN_CHECKS)
-        meanwhile()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 class Pace:
