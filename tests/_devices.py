@@ -25,10 +25,10 @@ from phijax_rng import (
     keys,
     processes,
 )
+from phijax_rng._ask import HostSource
 from phijax_rng.digest import digest
 from phijax_rng.feeds import make_feed
 from phijax_rng.placement import DATA_AXIS
-from phijax_rng.sources import HostSource
 from tests import _problems
 
 STEPS = 50

@@ -42,6 +42,7 @@ LAYERS = (
         *("module", "state", "contract", "auditing"),
     ),
     ("hosted",),  # samplers of the row before, with their rows on the host
+    ("_held", "_draws", "_entries", "_ask"),  # what a source of the next rows is made of, and how it is asked
     ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
     (
         *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from phijax_rng import HostPool, ImpureSourceError, NamedBatchSource, PoolDataModule, Trainer, keys
+from phijax_rng._ask import HostSource
 from phijax_rng.purity import check_source
-from phijax_rng.sources import HostSource
 from tests import _problems
 
 KEY = keys.split_root(0).sampling

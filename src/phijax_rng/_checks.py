@@ -57,16 +57,21 @@ def positive(value: Any, name: str) -> int:
     return whole_number(value, name, 2**31, start=1)
 
 
-def batch_size(value: Any, name: str) -> int | Literal["all"]:
-    """`value` as a positive Python int, or the word 'all'."""
+def batch_size(value: Any, name: str, *, finite: bool = True) -> int | Literal["all"]:
+    """`value` as a positive Python int, or the word 'all', which is offered where there is a finite pool."""
     if isinstance(value, str) and value == "all":
         return "all"
     if not is_whole(value) or operator.index(value) < 1:
         error = ValueError if is_whole(value) or isinstance(value, str) else TypeError
-        raise error(
-            f"{name} must be a positive int or 'all', got {value!r}. Use 'all' to take every row of the pool."
-        )
+        wanted, mend = _SIZES[finite]
+        raise error(f"{name} must be {wanted}, got {value!r}. {mend}")
     return whole_number(value, name, 2**31, start=1)
+
+
+_SIZES = {
+    True: ("a positive int or 'all'", "Use 'all' to take every row of the pool."),
+    False: ("a positive int", "Pass how many points to draw."),
+}
 
 
 def num_points(value: Any, name: str) -> int:
@@ -75,7 +80,7 @@ def num_points(value: Any, name: str) -> int:
         raise ValueError(
             f"{name}='all' needs a finite pool; a continuous domain has none. Pass a positive int."
         )
-    return int(batch_size(value, name))
+    return int(batch_size(value, name, finite=False))
 
 
 def real_numbers(value: Any) -> np.ndarray[Any, Any]:

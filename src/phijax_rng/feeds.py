@@ -6,7 +6,10 @@ stacked, and the program picks its step's slice. A source that offers `stacked_b
 the batches of many steps at once. A NumPy callable would trace without complaint and freeze its first batch,
 so nothing is traced that does not ask for it.
 
-Both give the same batch at every step, whatever the stack size and wherever the host looks in.
+Of a `NamedBatchSource` only what must be fetched on the host is asked ahead; its other samplers are traced
+into the program, so that some may follow the state of the run beside rows that lie anywhere.
+
+All give the same batch at every step, whatever the stack size and wherever the host looks in.
 """
 
 import concurrent.futures
@@ -17,6 +20,7 @@ import jax
 import numpy as np
 
 from phijax_rng import _checks, _pytrees
+from phijax_rng._ask import ask
 from phijax_rng.placement import Placement
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
@@ -47,8 +51,11 @@ class HostFeed:
     """
 
     def __init__(self, source: Any, start: int, stop: int, placement: Placement | None = None):
+        self._all_names = tuple(getattr(source, "names", ()))
+        source, inside = source.halves() if hasattr(source, "halves") else (source, None)
         self._ask = source
         self._placement = placement
+        self._inside = inside if placement is None else placement.spread(inside)
         self._stop = stop
         first = source(start)
         self._count = _stack_size(first)
@@ -72,7 +79,7 @@ class HostFeed:
         """Ends the thread after the batch it is drawing."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _stacked(self, start: int, first: Any = None) -> "StackedBatches | None":
+    def _stacked(self, start: int, first: Any = None) -> "StackedBatches | MixedBatches | None":
         steps = range(start, min(start + self._count, self._stop))
         if not steps:
             return None
@@ -84,7 +91,8 @@ class HostFeed:
         # The stack's size is part of the program; what fills it up behind the last step is never read.
         stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
         # Copied to the device by this thread, beside the loop.
-        return self._placed(np.int32(start), stacked)
+        placed = self._placed(np.int32(start), stacked)
+        return placed if self._inside is None else MixedBatches(placed, self._inside, self._all_names)
 
     def _own_rows(self) -> tuple[Callable[[int], Any], ...]:
         """What a source that can leave out the rows of other processes is told besides."""
@@ -132,6 +140,34 @@ class StackedBatches:
 
         picked = jax.tree.map(pick, self.batches)
         return picked if self.names is None else dict(zip(self.names, picked, strict=True))
+
+
+@_pytrees.record(data=("fed", "inside"), meta=("names",))
+class MixedBatches:
+    """Batches of which some come from a stack, and the others are drawn in the program; for its steps.
+
+    Attributes:
+        fed: the stack.
+        inside: a traceable source of the others.
+        names: those of both, in declaration order.
+    """
+
+    traceable = True
+
+    def __init__(self, fed: StackedBatches, inside: Any, names: tuple[str, ...]):
+        self.fed = fed
+        self.inside = inside
+        self.names = names
+
+    @property
+    def samplers(self) -> Mapping[str, Any]:
+        """The samplers that draw in the program, by name."""
+        return dict(self.inside.samplers)
+
+    def __call__(self, step: Any, sampler_state: Any = None) -> Any:
+        """The batch of a step in range; may be traced."""
+        batches = {**self.fed(step), **ask(self.inside, step, sampler_state)}
+        return {name: batches[name] for name in self.names}
 
 
 def make_feed(

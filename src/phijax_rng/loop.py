@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import _checks, _threefry, keys
+from phijax_rng._ask import ask
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
 from phijax_rng.module import StepOutput
 from phijax_rng.placement import Placement, on_device
-from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TrainStep
 

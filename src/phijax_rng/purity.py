@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import _checks
+from phijax_rng._ask import HostSource, ask
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
@@ -19,7 +20,7 @@ from phijax_rng.geometries import GeometrySampler
 from phijax_rng.hosted import HostedRowSampler
 from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
-from phijax_rng.sources import HostSource, NamedBatchSource, ask
+from phijax_rng.sources import NamedBatchSource
 
 _PURE = (
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),

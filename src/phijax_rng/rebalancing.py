@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import _checks, _pytrees, keys
+from phijax_rng._ask import ask
 from phijax_rng._types import KeyScalar
 from phijax_rng.balancers import adapts, checked_sizes
-from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, is_trainable
 
 

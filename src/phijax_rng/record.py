@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import contract, processes
+from phijax_rng._ask import ask
 from phijax_rng.digest import digest
 from phijax_rng.errors import RunChangedError
-from phijax_rng.sources import ask
 from phijax_rng.starts import Restored, Start
 from phijax_rng.state import TrainState
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng import _checks, _pytrees, keys
+from phijax_rng._ask import ask
 from phijax_rng._types import Rows
 from phijax_rng.module import LossModule
 from phijax_rng.samplers import AdaptiveSampler
-from phijax_rng.sources import ask
 from phijax_rng.state import TrainState
 
 # Steps end below it, so the key of `init` is that of no refresh.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from phijax_rng import keys
+from phijax_rng._ask import ask
 from phijax_rng.auditing import AuditReport, Session
 from phijax_rng.refresh import with_sampler_state
 from phijax_rng.run import refresh_of
-from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 

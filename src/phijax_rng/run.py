@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phijax_rng import _checks, contract, environment, keys, processes, starts
+from phijax_rng._ask import HostSource
 from phijax_rng.iterables import IterableSource
 from phijax_rng.placement import Placement
 from phijax_rng.rebalancing import make_refresh
 from phijax_rng.refresh import adaptive_refresh, adaptive_samplers, chained, with_sampler_state
-from phijax_rng.sources import HostSource
 from phijax_rng.state import TrainState
 from phijax_rng.step import TrainStep
 
@@ -147,10 +147,12 @@ def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
 
 
 def require_inside(source: Any) -> None:
-    """Raises if a sampler follows residuals and its source is asked on the host."""
-    adaptive = tuple(adaptive_samplers(source))
-    if adaptive and not getattr(source, "traceable", False):
-        raise ValueError(
-            f"samplers[{adaptive[0]!r}] follows residuals, and its source is asked on the host, ahead of the "
-            "residuals. Keep its domain and the pools beside it on the device."
-        )
+    """Raises if a sampler follows residuals and is asked on the host, ahead of them."""
+    inside = source if getattr(source, "traceable", False) else source.halves()[1]
+    drawn = adaptive_samplers(inside)
+    for name in adaptive_samplers(source):
+        if name not in drawn:
+            raise ValueError(
+                f"samplers[{name!r}] follows residuals, and its source is asked on the host, ahead of the "
+                "residuals. Draw it inside the loop: from a NamedBatchSource, or a traceable source."
+            )
