@@ -58,15 +58,22 @@ def losses(model_state: Any, batches: Mapping[str, Any]) -> dict[str, jax.Array]
     def u(point: jax.Array) -> jax.Array:
         return network(model_state, point)[0]
 
-    def residual(point: jax.Array) -> jax.Array:
-        du, du_dx = jax.jvp(jax.grad(u), (point,), (jnp.array([1.0, 0.0]),))
-        return du[1] - 0.1 * du_dx[0]
-
     named = {
         name: jnp.mean((jax.vmap(u)(batches[name]["inputs"]) - batches[name]["targets"][:, 0]) ** 2)
         for name in ("initial", "boundary")
     }
-    return {**named, "pde": jnp.mean(jax.vmap(residual)(batches["pde"]["inputs"]) ** 2)}
+    return {**named, "pde": jnp.mean(residuals(model_state, batches)["pde"] ** 2)}
+
+
+def residuals(model_state: Any, batches: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def u(point: jax.Array) -> jax.Array:
+        return network(model_state, point)[0]
+
+    def residual(point: jax.Array) -> jax.Array:
+        du, du_dx = jax.jvp(jax.grad(u), (point,), (jnp.array([1.0, 0.0]),))
+        return du[1] - 0.1 * du_dx[0]
+
+    return {"pde": jax.vmap(residual)(batches["pde"]["inputs"])}
 
 
 def optimizer() -> Any:

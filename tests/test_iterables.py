@@ -143,10 +143,47 @@ def test_unnamed_batches_are_fed_too():
 
 
 def test_what_gives_no_batches_is_refused():
-    for value in (5, "text"):
+    for value in (5, "text", np.float32(2), np.array(2)):
         message = f"iterable must give batches one by one, got {value!r}. Pass an iterable."
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
             IterableSource(value)
     message = "on_resume must be one of 'skip', 'refuse', got 'restart'. Pick one of them."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        IterableSource([], on_resume="restart")
+        IterableSource(BATCHES, on_resume="restart")
+
+
+@pytest.mark.parametrize("empty", [[], (), {}, np.zeros((0, 3))], ids=["list", "tuple", "dict", "array"])
+def test_an_iterable_without_a_batch_is_refused_before_it_is_read(empty):
+    with pytest.raises(ValueError) as caught:
+        IterableSource(empty)
+    assert str(caught.value) == f"iterable must give at least one batch, got {empty!r}. Fill it."
+
+
+def test_an_empty_list_is_no_source_of_a_run():
+    with pytest.raises(ValueError, match=r"^iterable must give at least one batch, got \[\]\. Fill it\.$"):
+        fit([], 3)
+
+
+def test_an_iterator_that_was_read_before_says_so():
+    spent = iter([BATCHES[0]])
+    next(spent)
+    with pytest.raises(ValueError) as caught:
+        IterableSource(spent)(0)
+    assert str(caught.value) == (
+        f"the source is an iterable that gave no batch, got {spent!r}. "
+        "Fill it, or pass one that can be begun anew if it has been read before."
+    )
+
+
+class WithoutLength:
+    """A loader whose data has no length, as PyTorch's `DataLoader` of an `IterableDataset`."""
+
+    def __len__(self):
+        raise TypeError("object of type 'IterableDataset' has no len()")
+
+    def __iter__(self):
+        return iter(BATCHES)
+
+
+def test_a_loader_that_does_not_know_its_length_is_read():
+    assert_trees_bitwise_equal(IterableSource(WithoutLength())(2), BATCHES[2])

@@ -84,9 +84,9 @@ def num_points(value: Any, name: str) -> int:
 
 
 def real_numbers(value: Any) -> np.ndarray[Any, Any]:
-    """`value` as float64; a TypeError for text and booleans, which NumPy would convert."""
+    """`value` as float64; a TypeError for text, booleans and complex numbers, which NumPy would convert."""
     array = np.asarray(value)
-    if array.dtype.kind in "bOSUmM":
+    if array.dtype.kind in "bcOSUmM":
         raise TypeError(f"no real numbers: {value!r}. Pass floats.")
     return array.astype(np.float64)
 
@@ -131,7 +131,7 @@ def flag(value: Any, name: str) -> bool:
 
 def names(values: Any, name: str) -> tuple[str, ...]:
     """`values` as a tuple of distinct, non-empty strings, at least one."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "shape", None) == ():
         raise TypeError(f"{name} must be a sequence of names, got {values!r}. Pass a tuple of strings.")
     listed = tuple(values)
     for index, value in enumerate(listed):

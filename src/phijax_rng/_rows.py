@@ -61,13 +61,19 @@ def _epoch_words(key: KeyScalar, epoch: Any, count: int, n: int) -> jax.Array:
     return keys.exact_vmap(lambda key: shuffle.draw_words(key, n))(of_epoch)
 
 
-def check_distinct(size: BatchSize, name: str, n: int) -> None:
+def check_distinct(size: BatchSize, name: str, n: int, mend: str = "Use 'all', a smaller size") -> None:
     """Raises if `n` rows cannot give `size` distinct ones."""
     if size != "all" and int(size) > n:
         raise ValueError(
             f"{name} must be at most the {n} rows of the pool when replace=False, got {size}. "
-            "Use 'all', a smaller size, or replace=True."
+            f"{mend}, or replace=True."
         )
+
+
+def batch(fields: Any, indices: jax.Array | None, sort_axis: int | None) -> Any:
+    """The rows with these indices, or all for `None`; sorted by a column of `inputs` where one is named."""
+    rows = jax.tree.map(jnp.asarray, fields) if indices is None else take(fields, indices)
+    return sort(rows, sort_axis)
 
 
 def take(fields: Any, indices: jax.Array) -> Any:

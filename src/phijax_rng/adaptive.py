@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from phijax_rng import _checks, _pytrees, _rows
 from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng.geometries import contents, described
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
 # exact in int32, in whatever order they are added.
@@ -140,7 +141,7 @@ class ResidualDistributionSampler:
 
     def contents(self) -> dict[str, Any]:
         """What the domain picks from, whose digest goes into the contract."""
-        return _contents(self.domain)
+        return contents(self.domain)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
@@ -270,7 +271,7 @@ class ResidualRefinementSampler:
 
     def contents(self) -> dict[str, Any]:
         """What the domain picks from, whose digest goes into the contract."""
-        return _contents(self.domain)
+        return contents(self.domain)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
@@ -347,18 +348,12 @@ def _settle_count(sampler: Any, name: str, most: int) -> None:
     object.__setattr__(sampler, name, number)
 
 
-def _contents(domain: Any) -> dict[str, Any]:
-    return dict(domain.contents()) if callable(getattr(domain, "contents", None)) else {}
-
-
 def _description(sampler: Any) -> dict[str, Any]:
     options = [field.name for field in dataclasses.fields(sampler) if field.name != "domain"]
-    kind = f"{type(sampler.domain).__module__}.{type(sampler.domain).__qualname__}"
-    described = sampler.domain.describe() if hasattr(sampler.domain, "describe") else {"kind": kind}
     names = sampler.residual_names
     return {
         "kind": type(sampler).__name__,
-        "domain": described,
+        "domain": described(sampler.domain),
         **{name: getattr(sampler, name) for name in options},
         "residual_names": None if names is None else list(names),
     }

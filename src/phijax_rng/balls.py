@@ -20,9 +20,26 @@ from phijax_rng._types import Rows
 from phijax_rng.geometries import GeometrySampler
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Round(GeometrySampler):
+    """What has a center and a radius."""
+
+    center: Any
+    radius: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
+        object.__setattr__(self, "radius", _checked_radius(self.radius))
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.center.shape[0])
+
+
 @_pytrees.record(data=("center", "radius"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sphere(GeometrySampler):
+class Sphere(_Round):
     """The surface of a ball, with outward normals: a circle with two axes.
 
     With three axes a point has a uniform height and a uniform angle (Archimedes); with more it is a
@@ -36,18 +53,6 @@ class Sphere(GeometrySampler):
         TypeError: the center or the radius is not made of numbers.
         ValueError: one of them is not finite, or the radius is not positive.
     """
-
-    center: Any
-    radius: Any
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
-        object.__setattr__(self, "radius", _checked_radius(self.radius))
-
-    @property
-    def num_axes(self) -> int:
-        """Coordinates of a point."""
-        return int(self.center.shape[0])
 
     @property
     def num_dimensions(self) -> int:
@@ -73,7 +78,7 @@ class Sphere(GeometrySampler):
 
 @_pytrees.record(data=("center", "radius"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ball(GeometrySampler):
+class Ball(_Round):
     """The inside of a sphere: a disk with two axes.
 
     The distance from the center is `radius * u ** (1 / axes)`, the direction that of a `Sphere`.
@@ -87,19 +92,7 @@ class Ball(GeometrySampler):
         ValueError: one of them is not finite, or the radius is not positive.
     """
 
-    center: Any
-    radius: Any
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
-        object.__setattr__(self, "radius", _checked_radius(self.radius))
-
-    @property
-    def num_axes(self) -> int:
-        """Coordinates of a point."""
-        return int(self.center.shape[0])
-
-    num_dimensions = num_axes
+    num_dimensions = _Round.num_axes
 
     @property
     def num_uniforms(self) -> int:

@@ -26,9 +26,20 @@ _FLOAT32 = np.dtype(np.float32)
 _SIDES = ("low", "high")
 
 
+class _Bounded(GeometrySampler):
+    """What lies in a box."""
+
+    bounds: Any
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point."""
+        return int(self.bounds.shape[0])
+
+
 @_pytrees.record(data=("bounds",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class Box(GeometrySampler):
+class Box(_Bounded):
     """The inside of a box; an interval, rectangle or cuboid with one, two or three axes.
 
     Its points are those of `UniformDomainSampler`, bit for bit.
@@ -46,12 +57,7 @@ class Box(GeometrySampler):
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32))
 
-    @property
-    def num_axes(self) -> int:
-        """Coordinates of a point."""
-        return int(self.bounds.shape[0])
-
-    num_uniforms = num_dimensions = num_axes
+    num_uniforms = num_dimensions = _Bounded.num_axes
 
     @property
     def measure(self) -> float:
@@ -71,7 +77,7 @@ def interval(low: float, high: float) -> Box:
 
 @_pytrees.record(data=("bounds", "shares"), meta=("faces",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class BoxFaces(GeometrySampler):
+class BoxFaces(_Bounded):
     """The boundary of a box, with outward normals; the ends of an interval, the sides of a rectangle.
 
     A face is chosen in proportion to its area, and a point on it uniformly. `normals` has shape
@@ -102,12 +108,7 @@ class BoxFaces(GeometrySampler):
         assert self.faces is not None
         return np.array([_pattern([face], self.num_axes) for face in self.faces])
 
-    @property
-    def num_axes(self) -> int:
-        """Coordinates of a point."""
-        return int(self.bounds.shape[0])
-
-    num_uniforms = num_axes
+    num_uniforms = _Bounded.num_axes
 
     @property
     def num_dimensions(self) -> int:
@@ -129,7 +130,7 @@ class BoxFaces(GeometrySampler):
 
 @_pytrees.record(data=("bounds", "shares"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class BoxEdges(GeometrySampler):
+class BoxEdges(_Bounded):
     """Where two faces of a box meet: the edges of a cuboid, the corners of a rectangle.
 
     An edge is chosen in proportion to its length, and a point on it uniformly. `normals` has shape
@@ -164,11 +165,6 @@ class BoxEdges(GeometrySampler):
 
     def _patterns(self) -> np.ndarray[Any, Any]:
         return np.array([_pattern(edge, self.num_axes) for edge in self._edges()])
-
-    @property
-    def num_axes(self) -> int:
-        """Coordinates of a point."""
-        return int(self.bounds.shape[0])
 
     @property
     def num_dimensions(self) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 
 from phijax_rng import _checks, _coordinates, _pytrees
 from phijax_rng._types import Rows
-from phijax_rng.geometries import Geometry, GeometrySampler, checked
+from phijax_rng.geometries import Geometry, GeometrySampler, checked, contents
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -91,6 +91,10 @@ class Union(GeometrySampler):
         rows = {name: _pick(which, [rows[name] for rows in placed]) for name in placed[0]}
         return {**rows, "parts": which}
 
+    def contents(self) -> dict[str, Any]:
+        """What the parts pick from, whose digest goes into the contract."""
+        return {f"parts[{index}]": contents(part) for index, part in enumerate(self.parts)}
+
 
 @_pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,6 +150,10 @@ class SpaceTimeCylinder(GeometrySampler):
         times = _coordinates.affine(u[:, 0], bounds[0], bounds[1])
         return _with_time(self.space.place(u[:, 1:]), times, self.time_axis)
 
+    def contents(self) -> dict[str, Any]:
+        """What the space picks from, whose digest goes into the contract."""
+        return contents(self.space)
+
 
 @_pytrees.record(data=("space", "time"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,6 +204,10 @@ class InitialSlab(GeometrySampler):
         """Points from uniform numbers; the time is exact."""
         times = jnp.broadcast_to(jnp.asarray(self.time), u.shape[:1])
         return _with_time(self.space.place(u), times, self.time_axis)
+
+    def contents(self) -> dict[str, Any]:
+        """What the space picks from, whose digest goes into the contract."""
+        return contents(self.space)
 
 
 def _with_time(rows: Rows, times: jax.Array, axis: int) -> Rows:

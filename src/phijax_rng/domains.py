@@ -148,7 +148,8 @@ class SpaceTimeSampler:
                 "fields must not hold 'targets', which belong to the times of the pool. Drop them."
             )
         time_axis = _rows.checked_axis(self.time_axis, "time_axis", fields)
-        dtype = _checked_dtype(fields["inputs"].dtype)
+        mend = "Convert it with .astype(np.float32)."
+        dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", mend)
         _checks.flag(self.replace, "replace")
         _checks.one_of(self.method, "method", _rows.METHODS)
         object.__setattr__(self, "fields", fields)
@@ -163,7 +164,7 @@ class SpaceTimeSampler:
         """Raises if a batch cannot have this many points."""
         _checks.num_points(size, name)
         if not self.replace:
-            _rows.check_distinct(size, name, _rows.num_rows(self.fields))
+            _rows.check_distinct(size, name, _rows.num_rows(self.fields), "Use a smaller size")
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -203,19 +204,19 @@ class SpaceTimeSampler:
         }
 
 
-def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+def _checked_dtype(
+    dtype: Any, name: str = "dtype of coordinates", mend: str = "Use float32."
+) -> np.dtype[Any]:
     try:
-        found = np.dtype(dtype)
+        # NumPy takes `None` for float64, and an array for its dtype.
+        found = None if dtype is None or isinstance(dtype, jax.Array) else np.dtype(dtype)
     except TypeError:
         found = None
     if found == np.float32:
         return np.dtype(np.float32)
     if found == np.float64 and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return np.dtype(np.float64)
-    raise ValueError(
-        f"dtype of coordinates must be float32, or float64 with jax_enable_x64 on, got {dtype!r}. "
-        "Use float32."
-    )
+    raise ValueError(f"{name} must be float32, or float64 with jax_enable_x64 on, got {dtype!r}. {mend}")
 
 
 def _held_templates(templates: Any) -> dict[str, Any]:

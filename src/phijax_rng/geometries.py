@@ -85,6 +85,11 @@ def described(geometry: Any) -> dict[str, Any]:
     return {"kind": f"{type(geometry).__module__}.{type(geometry).__qualname__}"}
 
 
+def contents(geometry: Any) -> dict[str, Any]:
+    """What the geometry, or sampler, picks from, for the contract; empty where it does not tell."""
+    return dict(geometry.contents()) if callable(getattr(geometry, "contents", None)) else {}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]

@@ -84,8 +84,36 @@ class StepChooser:
         return {INDEX: chosen}
 
 
+class _Fetched:
+    """What the samplers of this module share: `sampler` draws the numbers that `gather` fetches."""
+
+    sampler: Any
+
+    @property
+    def chooser(self) -> Chooser | StepChooser:
+        """The drawing half: `sampler` without its rows."""
+        # What it draws from has as many rows, and none of their values.
+        bare = _with_fields(self.sampler, _numbered(self.num_rows))
+        return StepChooser(bare) if isinstance(self.sampler, StepSampler) else Chooser(bare)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.sampler.num_rows)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many rows."""
+        if hasattr(self.sampler, "check_size"):
+            self.sampler.check_size(size, name)
+
+    def sample(self: Any, key: KeyScalar, size: BatchSize) -> Rows:
+        """Rows by field name, as NumPy arrays."""
+        self.check_size(_checks.batch_size(size, "size"), "size")
+        return dict(self.gather(np.asarray(self.chooser.sample(key, size)[INDEX])))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class HostedRowSampler:
+class HostedRowSampler(_Fetched):
     """A sampler of a pool whose rows stay on the host, with the batches of the sampler that it holds.
 
     Attributes:
@@ -109,25 +137,6 @@ class HostedRowSampler:
         )
         object.__setattr__(self, "sampler", _with_fields(self.sampler, on_host))
 
-    @property
-    def chooser(self) -> Chooser | StepChooser:
-        """The drawing half."""
-        return _chooser(self.sampler)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are."""
-        return int(self.sampler.num_rows)
-
-    def check_size(self, size: BatchSize, name: str) -> None:
-        """Raises if a batch cannot have this many rows."""
-        if hasattr(self.sampler, "check_size"):
-            self.sampler.check_size(size, name)
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows by field name, as NumPy arrays."""
-        return _sampled(self, key, size)
-
     def gather(self, index: np.ndarray[Any, Any]) -> Rows:
         """The rows with these numbers, in the dtypes that JAX would give them."""
         return _sorted(fetch(self.sampler.fields, np.asarray(index)), self.sampler.sort_axis)
@@ -142,7 +151,7 @@ class HostedRowSampler:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DatasetSampler:
+class DatasetSampler(_Fetched):
     """Elements of a dataset that offers `len(dataset)` and `dataset[i]`, fetched on the host.
 
     Grain's `MapDataset`, a PyTorch dataset of arrays, a NumPy array, a list: an element is a mapping from
@@ -183,28 +192,9 @@ class DatasetSampler:
         count = _checks.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
         return _row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
 
-    @property
-    def chooser(self) -> Chooser | StepChooser:
-        """The drawing half."""
-        return _chooser(self.sampler)
-
-    @property
-    def num_rows(self) -> int:
-        """How many elements there are."""
-        return int(self.sampler.num_rows)
-
-    def check_size(self, size: BatchSize, name: str) -> None:
-        """Raises if a batch cannot have this many elements."""
-        if hasattr(self.sampler, "check_size"):
-            self.sampler.check_size(size, name)
-
     def choose(self, key: KeyScalar, size: int) -> jax.Array:
         """The numbers of the elements that `sample` gives."""
         return self.sampler.choose(key, size)
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Elements by field name, as NumPy arrays."""
-        return _sampled(self, key, size)
 
     def gather(self, index: np.ndarray[Any, Any]) -> Rows:
         """The elements with these numbers, stacked field by field."""
@@ -330,6 +320,7 @@ def is_dataset(value: Any) -> bool:
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
         and not isinstance(value, (str, bytes, Mapping))
+        and getattr(value, "shape", None) != ()
     )
 
 
@@ -384,6 +375,10 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
         fields = {"inputs": element[0], "targets": element[1]}
     else:
         fields = {"inputs": element}
+    if not fields:
+        raise ValueError(
+            f"dataset[{number}] must have at least one field, got {element!r}. Name what it holds."
+        )
     held = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
     for path, leaf in jax.tree_util.tree_leaves_with_path(held):
         if leaf.dtype.kind not in "biufcV":
@@ -393,17 +388,6 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
                 "Map the dataset to arrays, and filter it before it is numbered."
             )
     return held
-
-
-def _sampled(sampler: Any, key: KeyScalar, size: BatchSize) -> Rows:
-    sampler.check_size(_checks.batch_size(size, "size"), "size")
-    return dict(sampler.gather(np.asarray(sampler.chooser.sample(key, size)[INDEX])))
-
-
-def _chooser(sampler: Any) -> Chooser | StepChooser:
-    """The sampler without its rows: what it draws from has as many, and none of their values."""
-    bare = _with_fields(sampler, _numbered(sampler.num_rows))
-    return StepChooser(bare) if isinstance(sampler, StepSampler) else Chooser(bare)
 
 
 def _with_fields(sampler: Any, fields: Any) -> Any:

@@ -35,12 +35,15 @@ class IterableSource:
 
     Raises:
         TypeError: `iterable` cannot be iterated.
-        ValueError: `on_resume` is neither.
+        ValueError: `on_resume` is neither, or the iterable is empty.
     """
 
     def __init__(self, iterable: Iterable[Any], *, on_resume: str = "skip"):
-        if not isinstance(iterable, Iterable) or isinstance(iterable, (str, bytes)):
+        scalar = isinstance(iterable, (str, bytes)) or getattr(iterable, "shape", None) == ()
+        if not isinstance(iterable, Iterable) or scalar:
             raise TypeError(f"iterable must give batches one by one, got {iterable!r}. Pass an iterable.")
+        if _is_empty(iterable):
+            raise ValueError(f"iterable must give at least one batch, got {iterable!r}. Fill it.")
         self.iterable = iterable
         self.on_resume = _checks.one_of(on_resume, "on_resume", ("skip", "refuse"))
         self._iterator: Iterator[Any] | None = None
@@ -89,6 +92,11 @@ class IterableSource:
         try:
             batch = next(self._iterator)
         except StopIteration:
+            if not self._next:
+                raise ValueError(
+                    f"the source is an iterable that gave no batch, got {self.iterable!r}. "
+                    "Fill it, or pass one that can be begun anew if it has been read before."
+                ) from None
             raise ValueError(
                 f"the source is an iterable that ended after {self._next} batches, and step {self._next} "
                 f"was asked for. Train to max_steps={self._next}, or pass one that goes on."
@@ -102,6 +110,13 @@ class IterableSource:
             self._kept.popitem(last=False)
         self._next += 1
         return batch
+
+
+def _is_empty(iterable: Any) -> bool:
+    try:
+        return not len(iterable)
+    except TypeError:  # a loader may have a length in principle, and not over its data
+        return False
 
 
 def _copied(batch: Any) -> Any:

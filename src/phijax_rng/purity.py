@@ -3,7 +3,8 @@
 A batch must be a pure function of the step. A source that answers one step in two ways is refused;
 one that gives the same batch at every step, and does not say that it means to (`fixed = True`), is
 named in a warning: a NumPy generator that was traced freezes its first draw in just this way. The
-samplers of this package are pure by construction and are not asked.
+samplers of this package are pure by construction and are not asked, unless they draw through a geometry
+or a sampler of the user's own.
 """
 
 import warnings
@@ -13,21 +14,26 @@ from typing import Any
 from phijax_rng import _checks
 from phijax_rng._ask import HostSource, ask
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
+from phijax_rng.balls import Ball, Sphere
+from phijax_rng.boxes import Box, BoxEdges, BoxFaces
+from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
-from phijax_rng.geometries import GeometrySampler
 from phijax_rng.hosted import HostedRowSampler
 from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sources import NamedBatchSource
 
-_PURE = (
+_PURE = {
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
     *(SpaceTimeSampler, UniformDomainSampler),
-    *(GeometrySampler, SobolSampler, LatinHypercubeSampler),
+    *(Box, BoxFaces, BoxEdges, Ball, Sphere, SpaceTimeCylinder, InitialSlab, Union),
+    *(SobolSampler, LatinHypercubeSampler),
     *(ResidualDistributionSampler, ResidualRefinementSampler),
-)
+}
+# What such a sampler draws through may be a user's own.
+_WRAPPED = ("domain", "space", "sampler")
 _OTHER_STEPS = 3
 
 
@@ -69,10 +75,17 @@ def _asked(source: Any) -> list[str] | None:
     return [
         name
         for name, sampler in source.samplers.items()
-        if not isinstance(sampler, _PURE)
+        if not _is_pure(sampler)
         and source.batch_sizes[name] != "all"
         and not getattr(sampler, "fixed", False)
     ]
+
+
+def _is_pure(sampler: Any) -> bool:
+    """Whether this is a class of this package, neither a user's subclass nor around something of a user's."""
+    wrapped = [getattr(sampler, name) for name in _WRAPPED if hasattr(sampler, name)]
+    parts = (*wrapped, *getattr(sampler, "parts", ()))
+    return type(sampler) in _PURE and all(map(_is_pure, parts))
 
 
 def _digests(

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
@@ -149,9 +148,8 @@ class RandomRowSampler:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
         self.check_size(_checks.batch_size(size, "size"), "size")
-        if size == "all":
-            return _rows.sort(jax.tree.map(jnp.asarray, self.fields), self.sort_axis)
-        return _rows.sort(_rows.take(self.fields, self.choose(key, int(size))), self.sort_axis)
+        chosen = None if size == "all" else self.choose(key, int(size))
+        return _rows.batch(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
@@ -221,9 +219,9 @@ class ShuffledRowSampler:
         Returns:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
-        if _checks.batch_size(size, "size") == "all":
-            return _rows.sort(jax.tree.map(jnp.asarray, self.fields), self.sort_axis)
-        return _rows.sort(_rows.take(self.fields, self.choose_at(key, step, int(size))), self.sort_axis)
+        size = _checks.batch_size(size, "size")
+        chosen = None if size == "all" else self.choose_at(key, step, size)
+        return _rows.batch(self.fields, chosen, self.sort_axis)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """The first rows of the first epoch under `key`, for diagnostics."""
@@ -320,9 +318,8 @@ class WeightedRowSampler:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
         self.check_size(_checks.batch_size(size, "size"), "size")
-        if size == "all":
-            return _rows.sort(jax.tree.map(jnp.asarray, self.fields), self.sort_axis)
-        return _rows.sort(_rows.take(self.fields, self.choose(key, int(size))), self.sort_axis)
+        chosen = None if size == "all" else self.choose(key, int(size))
+        return _rows.batch(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""

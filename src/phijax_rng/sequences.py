@@ -22,7 +22,7 @@ independent points and, for smooth functions, far less variance.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ import numpy as np
 
 from phijax_rng import _checks, _pytrees, shuffle
 from phijax_rng._types import BatchSize, KeyScalar, Rows
-from phijax_rng.geometries import checked, described
+from phijax_rng.geometries import checked, contents, described
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""
@@ -48,9 +48,37 @@ def _sobol() -> Any:
     return qmc.Sobol
 
 
+class _PointSet:
+    """What both samplers share: a geometry, and a bound on the size."""
+
+    domain: Any
+
+    largest: ClassVar[int]
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many points."""
+        self._checked(size, name)
+
+    def contents(self) -> dict[str, Any]:
+        """What the geometry picks from, whose digest goes into the contract."""
+        return contents(self.domain)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {"kind": type(self).__name__, "domain": described(self.domain)}
+
+    def _checked(self, size: BatchSize, name: str) -> int:
+        count = _checks.num_points(size, name)
+        if count > self.largest:
+            raise ValueError(
+                f"{name} must be at most {self.largest}, got {count}. Draw less, or use independent points."
+            )
+        return count
+
+
 @_pytrees.record(data=("domain",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class SobolSampler:
+class SobolSampler(_PointSet):
     """The first points of Sobol's sequence, scrambled afresh by each key.
 
     The direction numbers are those of Joe and Kuo (2008), read from SciPy. Scrambling is Matoušek's
@@ -70,6 +98,7 @@ class SobolSampler:
     """
 
     domain: Any
+    largest = MAX_SOBOL_SIZE
 
     def __post_init__(self) -> None:
         checked(self.domain, "domain")
@@ -79,10 +108,6 @@ class SobolSampler:
                 f"has {_sobol().MAXDIM} axes. Use LatinHypercubeSampler."
             )
 
-    def check_size(self, size: BatchSize, name: str) -> None:
-        """Raises if a batch cannot have this many points."""
-        _checked_size(size, name, MAX_SOBOL_SIZE)
-
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
 
@@ -90,17 +115,13 @@ class SobolSampler:
             key: a typed key of shape `()`; may be traced.
             size: points to draw; static, at most `2**24`.
         """
-        count = _checked_size(size, "size", MAX_SOBOL_SIZE)
+        count = self._checked(size, "size")
         num_axes = int(self.domain.num_uniforms)
         directions = jnp.asarray(direction_numbers(num_axes, (count - 1).bit_length()))
         matrix_key, shift_key = jax.random.split(key)
         words = _sequence(_scrambled(matrix_key, directions), count)
         words = words ^ jax.random.bits(shift_key, (num_axes,), jnp.uint32)
         return self.domain.place(_unit(words))
-
-    def describe(self) -> dict[str, Any]:
-        """Plain data for the contract."""
-        return {"kind": "SobolSampler", "domain": described(self.domain)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,7 +171,7 @@ def _unit(words: jax.Array) -> jax.Array:
 
 @_pytrees.record(data=("domain",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class LatinHypercubeSampler:
+class LatinHypercubeSampler(_PointSet):
     """One point in each of `size` equal intervals of every axis (McKay, Beckman and Conover, 1979).
 
     For each axis a keyed permutation of the intervals (`shuffle.permute_index`) and a place within
@@ -164,13 +185,10 @@ class LatinHypercubeSampler:
     """
 
     domain: Any
+    largest = MAX_LATIN_SIZE
 
     def __post_init__(self) -> None:
         checked(self.domain, "domain")
-
-    def check_size(self, size: BatchSize, name: str) -> None:
-        """Raises if a batch cannot have this many points."""
-        _checked_size(size, name, MAX_LATIN_SIZE)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -179,17 +197,13 @@ class LatinHypercubeSampler:
             key: a typed key of shape `()`; may be traced.
             size: points to draw; static, at most `2**20`.
         """
-        count = _checked_size(size, "size", MAX_LATIN_SIZE)
+        count = self._checked(size, "size")
         num_axes = int(self.domain.num_uniforms)
         order_key, place_key = jax.random.split(key)
         index = jnp.arange(count, dtype=jnp.int32)
         orders = [shuffle.permute_index(k, index, count) for k in jax.random.split(order_key, num_axes)]
         u = _within_intervals(jnp.stack(orders, axis=1), _places(place_key, (count, num_axes)))
         return self.domain.place(u)
-
-    def describe(self) -> dict[str, Any]:
-        """Plain data for the contract."""
-        return {"kind": "LatinHypercubeSampler", "domain": described(self.domain)}
 
 
 def _places(key: KeyScalar, shape: tuple[int, int]) -> jax.Array:
@@ -204,10 +218,3 @@ def _within_intervals(intervals: jax.Array, places: jax.Array) -> jax.Array:
     # Both roundings together stay below the distance of a place from the ends of its interval.
     reciprocal = jnp.float32(1 / intervals.shape[0])
     return (intervals.astype(jnp.float32) + places) * reciprocal
-
-
-def _checked_size(size: BatchSize, name: str, most: int) -> int:
-    count = _checks.num_points(size, name)
-    if count > most:
-        raise ValueError(f"{name} must be at most {most}, got {count}. Draw less, or use independent points.")
-    return count
