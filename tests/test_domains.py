@@ -354,7 +354,7 @@ DTYPE = "dtype of coordinates must be float32, or float64 with jax_enable_x64 on
         (
             lambda: UniformDomainSampler(BOX).sample(KEY, True),
             TypeError,
-            "size must be a positive int or 'all', got True. Use 'all' to take every row of the pool.",
+            "size must be a positive int, got True. Pass how many points to draw.",
         ),
     ],
     ids=[
@@ -482,7 +482,7 @@ def test_the_pool_of_places_is_not_written():
             lambda: SpaceTimeSampler(PLACES, (0, 1), replace=False).sample(KEY, 51),
             ValueError,
             "size must be at most the 50 rows of the pool when replace=False, got 51. "
-            "Use 'all', a smaller size, or replace=True.",
+            "Use a smaller size, or replace=True.",
         ),
     ],
     ids=["targets", "bounds", "no such time axis", "flat", "sort axis", "replace", "all", "too many"],

@@ -439,7 +439,7 @@ REFUSED = {
     "a size of zero": (
         lambda: Box([(0, 1)]).sample(KEY, 0),
         ValueError,
-        "size must be a positive int or 'all', got 0. Use 'all' to take every row of the pool.",
+        "size must be a positive int, got 0. Pass how many points to draw.",
     ),
     "all points": (
         lambda: Box([(0, 1)]).sample(KEY, "all"),

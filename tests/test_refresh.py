@@ -337,7 +337,7 @@ def test_a_source_that_is_asked_on_the_host_is_refused():
         )
     assert str(caught.value) == (
         "samplers['pde'] follows residuals, and its source is asked on the host, ahead of the residuals. "
-        "Keep its domain and the pools beside it on the device."
+        "Draw it inside the loop: from a NamedBatchSource, or a traceable source."
     )
 
 

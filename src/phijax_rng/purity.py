@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng import _checks, processes
 from phijax_rng._ask import HostSource, ask
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.balls import Ball, Sphere
@@ -46,6 +46,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     names = _asked(source)
     if names is not None and not names:
         return
+    sampler_state = processes.local(sampler_state)  # the host asks one device
     first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
     different = [name for name in first if again.get(name) != first[name]]
     if different:

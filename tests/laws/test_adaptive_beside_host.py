@@ -4,7 +4,9 @@ The reference is the same source with its rows on the device. Stacks are five st
 refreshes fall at their ends, beside them and in the middle.
 """
 
+import copy
 import functools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +161,26 @@ def test_rows_of_the_wrong_step_or_key_are_told_apart():
     batches = whole(3, begun().sampler_state)
     assert_trees_bitwise_equal(inside(3, begun().sampler_state)["bc"], batches["bc"])
     assert first_difference(alone(3)["bc"], batches["bc"]) is not None
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy, lambda s: jax.tree.map(lambda leaf: leaf, s)],
+    ids=["pickle", "deepcopy", "tree.map"],
+)
+def test_halves_keep_their_keys_when_they_are_carried(carry):
+    whole, state = PROBLEMS[True].source(), begun().sampler_state
+    fed, inside = map(carry, carry(whole).halves())
+    batches = on_host(whole(7, state))
+    for half in (fed(7), inside(7, state)):
+        assert_trees_bitwise_equal(on_host(half), {name: batches[name] for name in half}, dict_order=False)
+
+
+def test_x64_moves_no_batch_of_a_mixed_source():
+    state = on_host(begun().sampler_state)
+    plain = on_host(PROBLEMS[True].source()(7, state))
+    with jax.enable_x64(True):
+        assert_trees_bitwise_equal(on_host(PROBLEMS[True].source()(7, state)), plain, dict_order=False)
 
 
 # Resumes
