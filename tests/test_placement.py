@@ -94,9 +94,9 @@ def fed_from_the_host():
         placed = resolve(count, shardings=_devices.rows_split)
         assert_trees_bitwise_equal(_devices.fed_batches(placed, source, 20), expected)
         stack = np.zeros((3, 16, 2), np.float32)
-        lie = placed.spread_stacks(stack, 16)
+        lie = placed.shares.spread_stacks(stack, 16)
         assert [shard.data.shape for shard in lie.addressable_shards] == [(3, 16 // count, 2)] * count
-        assert placed.spread_stacks(stack, 0).is_fully_replicated
+        assert placed.shares.spread_stacks(stack, 0).is_fully_replicated
     print("equal")
 
 
@@ -235,7 +235,8 @@ def other_meshes():
 def test_any_mesh_will_do_and_sizes_that_do_not_divide_are_refused():
     assert in_eight(other_meshes).splitlines() == [
         "batches['boundary']['inputs'] has 4 rows, which 8 devices cannot share equally. Use 8 rows, or "
-        "Trainer(..., uneven='whole') to draw such a batch whole on every device.",
+        "Trainer(..., uneven='whole') to draw such a batch whole on every device, or uneven='pad' to fill it "
+        "up with rows that a mask leaves out.",
         "devices=9 asks for more than the 8 cpu devices there are. Pass 'auto' to use all of them.",
     ]
 
@@ -267,11 +268,12 @@ def test_no_key_is_moved_after_the_first_step():
 def test_one_device_has_the_program_it_would_have_without_any_of_this(monkeypatch):
     problem = _problems.heat()
     program = problem.loop().program
-    for method in ("split_rows", "pin"):
-        monkeypatch.setattr(f"phijax_rng.placement.Placement.{method}", lambda self, given, **_: given)
+    monkeypatch.setattr("phijax_rng.placement.Placement.pin", lambda self, given, **_: given)
+    monkeypatch.setattr("phijax_rng.shares.Shares.split", lambda self, given, sizes: (given, None))
     assert problem.loop().program == program
     monkeypatch.setattr(
-        "phijax_rng.placement.Placement.split_rows", lambda self, given: jax.tree.map(lambda x: x * 1, given)
+        "phijax_rng.shares.Shares.split",
+        lambda self, given, sizes: (jax.tree.map(lambda x: x * 1, given), None),
     )
     assert problem.loop().program != program, "the control"
 
