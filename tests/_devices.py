@@ -12,7 +12,9 @@ from jax.sharding import PartitionSpec
 
 from phijax_rng import (
     Checkpoints,
+    GradNormBalancer,
     HostPool,
+    LossModule,
     NamedBatchSource,
     PoolDataModule,
     RandomRowSampler,
@@ -23,6 +25,7 @@ from phijax_rng import (
     UniformDomainSampler,
     initialize_train_state,
     keys,
+    masked_mean,
     processes,
 )
 from phijax_rng.digest import digest
@@ -71,6 +74,67 @@ class Keep:
         return state.replace(model_state=batches, step=state.step + 1), {"fit": jnp.float32(0)}
 
 
+@dataclasses.dataclass(frozen=True)
+class KeepMasked:
+    """The same, with the mask beside it."""
+
+    def __call__(
+        self, state: TrainState, batches: Any, key: Any, mask: Any
+    ) -> tuple[TrainState, dict[str, Any]]:
+        kept = {"batches": batches, "mask": mask}
+        return state.replace(model_state=kept, step=state.step + 1), {"fit": jnp.float32(0)}
+
+
+@functools.cache
+def uneven_source(hosted: bool = False) -> NamedBatchSource:
+    """Batches of several sizes and kinds; or rows that stay on the host, beside points."""
+    rows = np.arange(3 * 100, dtype=np.float32).reshape(100, 3)
+    box = UniformDomainSampler([(0.1, 0.7), (-3.0, 1.0)], {"speed": np.float32(2)})
+    key = keys.split_root(5).sampling
+    if hosted:
+        pools = {"rows": HostPool(rows), "sorted": HostPool(rows)}
+        sizes = {"rows": 13, "sorted": 3}
+        own = NamedBatchSource.from_pools(pools, sizes, key, sort_axes={"sorted": 0}, resident=False)
+        return NamedBatchSource({**own.samplers, "box": box}, {**sizes, "box": 5}, key)
+    samplers = {
+        "one": RandomRowSampler(HostPool(rows, rows[:, :1] * 2)),
+        "distinct": RandomRowSampler(HostPool(rows), replace=False),
+        "sorted": RandomRowSampler(HostPool(rows), sort_axis=0),
+        "all": RandomRowSampler(HostPool(rows[:7])),
+        "box": box,
+        "even": box,
+        "normal": Normal(),
+    }
+    sizes = {"one": 1, "distinct": 9, "sorted": 10, "all": "all", "box": 3, "even": 16, "normal": 50}
+    return NamedBatchSource(samplers, sizes, key)
+
+
+def masked_batches(placement: Any, own: NamedBatchSource, steps: int) -> tuple[list[Any], TrainLoop]:
+    """Batch and mask of every step as the compiled program was given them."""
+    prepared = own.prepare(placement.home)
+    shapes = jax.tree.map(np.asarray, own(0))
+    filled = placement.shares.filled
+    kept = {
+        "batches": {
+            name: jax.tree.map(lambda leaf: np.zeros((filled(len(leaf)), *leaf.shape[1:]), leaf.dtype), rows)
+            for name, rows in shapes.items()
+        },
+        "mask": {name: np.zeros(filled(len(rows["inputs"])), bool) for name, rows in shapes.items()},
+    }
+    state = initialize_train_state(kept, NoOptimizer(), {}, keys.split_root(5))
+    feed = make_feed(prepared if own.traceable else HostSource(prepared), 0, steps, placement)
+    try:
+        loop = TrainLoop(KeepMasked(), state, feed.source, placement=placement)
+        state, seen = loop.place(state), []
+        while len(seen) < steps:
+            stack, _ = feed.at(len(seen))
+            state = loop.run(state, len(seen) + 1, stack).state
+            seen.append(state.model_state)
+    finally:
+        feed.close()
+    return seen, loop
+
+
 def keeping_state(source: NamedBatchSource) -> TrainState:
     shapes = jax.eval_shape(source, 0)
     empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
@@ -105,23 +169,63 @@ def heat() -> Any:
     return dataclasses.replace(problem, datamodule=PoolDataModule(problem.datamodule.pools, sizes))
 
 
+def _masked_losses(params: Any, batches: Any, mask: Any) -> dict[str, jax.Array]:
+    field = functools.partial(_problems._mlp, params)
+    initial, boundary = batches["initial"], batches["boundary"]
+    return {
+        "initial": masked_mean((field(initial["inputs"]) - initial["targets"]) ** 2, mask["initial"]),
+        "boundary": masked_mean(field(boundary["inputs"])[:, 0] ** 2, mask["boundary"]),
+    }
+
+
+def _careless_losses(params: Any, batches: Any, mask: Any) -> dict[str, jax.Array]:
+    every = {name: jnp.ones_like(rows) for name, rows in mask.items()}
+    return _masked_losses(params, batches, every)
+
+
+UNEVEN_SIZES = {"initial": 9, "boundary": 3}
+
+
+@functools.cache
+def uneven(*, careless: bool = False, **options: Any) -> Any:
+    """A problem whose batches no even number of devices can share; its losses read the mask, or do not."""
+    problem = _problems.heat()
+    losses = _careless_losses if careless else _masked_losses
+    module = LossModule(problem.module.init, losses, batch_keys=tuple(UNEVEN_SIZES))
+    pools = {name: problem.datamodule.pools[name] for name in UNEVEN_SIZES}
+    return dataclasses.replace(
+        problem, module=module, datamodule=PoolDataModule(pools, UNEVEN_SIZES, **options)
+    )
+
+
+def balancer() -> GradNormBalancer:
+    """Weights from the gradients on the batches of the steps themselves."""
+    return GradNormBalancer(("initial", "boundary"), update_every_n_steps=3)
+
+
 def fit(
     stop: int,
     *,
+    problem: Any = None,
+    balancer: Any = None,
     seed: Any = 0,
     directory: Any = None,
     resume: Any = "auto",
     every_n_steps: int | None = None,
     **options: Any,
 ) -> Any:
-    """A fit of `heat()` up to a step, and what it warned of."""
-    problem = heat()
+    """A fit of a problem, `heat()` for `None`, up to a step, and what it warned of."""
+    problem = problem or heat()
     checkpoints = None if directory is None else Checkpoints(directory, every_n_steps=every_n_steps)
     trainer = Trainer(stop, checkpoints=checkpoints, **{"progress": False, **options})
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = trainer.fit(
-            problem.module, seed=seed, resume=False if directory is None else resume, **problem.arguments
+            problem.module,
+            seed=seed,
+            balancer=balancer,
+            resume=False if directory is None else resume,
+            **problem.arguments,
         )
     return result, [str(warning.message) for warning in told]
 

@@ -159,6 +159,7 @@ def _refused(call: Any) -> None:
 
 def matrix(folder: str, *saved: str) -> None:
     """Goes on, on two processes, from what was saved elsewhere; without `saved`, saves."""
+    from phijax_rng import Checkpoints
     from tests import _devices
 
     if not saved:
@@ -167,9 +168,12 @@ def matrix(folder: str, *saved: str) -> None:
         print(_devices.digest_of(whole))
     for name in saved:
         result, told = _devices.fit(12, devices="auto", directory=f"{folder}/{name}")
-        levels = "rounding" if any("machine.processes" in text for text in told) else "exact"
+        changes = Checkpoints(f"{folder}/{name}").contract()["run"]["changes"]
+        assert all("machine.processes" in text for text in told), told
+        assert len(told) == (0 if jax.process_index() else len(changes)), "the first process tells"
+        level = changes[-1]["survives"] if changes else "exact"
         model = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(result.state.model_state)]
-        print(name, levels, len(told), _devices.digest_of(result.state), repr(model), sep="|")
+        print(name, level, len(changes), _devices.digest_of(result.state), repr(model), sep="|")
 
 
 def clocks(told: str) -> None:

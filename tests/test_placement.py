@@ -11,16 +11,10 @@ from phijax_rng import Trainer, TrainLoop
 from phijax_rng.placement import on_device, require_devices, resolve
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
-from tests._subprocess import EIGHT_DEVICES, run_python
+from tests._subprocess import in_eight
 
 WITHIN_4_ULP = ("normal",)
 COUNTS = (1, 2, 4, 8)
-
-
-def in_eight(function):
-    """Runs a function of this module in a process with eight devices; returns what it printed."""
-    code = f"from tests.test_placement import {function.__name__} as run; run()"
-    return run_python(code, env=EIGHT_DEVICES).stdout
 
 
 # Batches

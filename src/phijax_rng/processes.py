@@ -92,7 +92,7 @@ def require_same(array: np.ndarray[Any, Any], message: str) -> None:
 
 
 def agreed_seed(seed: Any) -> Any:
-    """`seed`; for `None` one from the operating system, the same in every process.
+    """`seed`, or its key; for `None` a seed from the operating system, the same in every process.
 
     Raises:
         ValueError: the processes were given different seeds.
@@ -102,11 +102,13 @@ def agreed_seed(seed: Any) -> Any:
     if seed is None:
         drawn = keys.entropy_seed() if is_first() else 0
         return int(broadcast(np.array([drawn], np.uint64))[0])
-    words = np.asarray(jax.random.key_data(keys.root_key(seed)))
+    root = keys.root_key(seed)
+    words = np.asarray(jax.random.key_data(root))
     padded = np.zeros(8, np.uint32)
     padded[: words.size] = words
     require_same(padded, f"seed must be the same in every process, got {seed!r} here. Pass one seed to all.")
-    return seed
+    # The root of a legacy key, which is told of once.
+    return root if isinstance(seed, (jax.Array, np.ndarray)) else seed
 
 
 def put(leaf: Any, sharding: Sharding) -> jax.Array:
