@@ -12,12 +12,17 @@ from jax.sharding import PartitionSpec
 
 from phijax_rng import (
     Checkpoints,
+    EarlyStopping,
+    Evaluate,
     GradNormBalancer,
     HostPool,
     LossModule,
     NamedBatchSource,
+    NTKBalancer,
     PoolDataModule,
     RandomRowSampler,
+    ResidualDistributionSampler,
+    ResidualRefinementSampler,
     SpaceTimeSampler,
     Trainer,
     TrainLoop,
@@ -201,6 +206,94 @@ def uneven(*, careless: bool = False, **options: Any) -> Any:
 def balancer() -> GradNormBalancer:
     """Weights from the gradients on the batches of the steps themselves."""
     return GradNormBalancer(("initial", "boundary"), update_every_n_steps=3)
+
+
+def _residuals(params: Any, batches: Any) -> dict[str, jax.Array]:
+    """One row for each point of two batches, whatever their numbers are."""
+    field = functools.partial(_problems._mlp, params)
+    return {
+        "inside": field(batches["inside"]["inputs"]) - jnp.sum(batches["inside"]["inputs"], 1, keepdims=True),
+        "edge": field(batches["edge"]["inputs"]),
+    }
+
+
+def _residual_losses(params: Any, batches: Any) -> dict[str, jax.Array]:
+    return {name: jnp.mean(rows**2) for name, rows in _residuals(params, batches).items()}
+
+
+class _Following:
+    """Points that follow the residuals, by a density and by a set that grows."""
+
+    def train_batch_source(self, batch_keys: Any, key: Any) -> NamedBatchSource:
+        domain = UniformDomainSampler([(0.1, 0.7), (-1.0, 1.0)])
+        samplers = {
+            "inside": ResidualDistributionSampler(domain, 4, num_candidates=64),
+            "edge": ResidualRefinementSampler(
+                domain, 4, capacity=24, num_initial=16, num_added=4, num_candidates=32, method="greedy"
+            ),
+        }
+        return NamedBatchSource(samplers, {"inside": 16, "edge": 8}, key)
+
+
+class _Standing:
+    """Points of the same domain."""
+
+    def train_batch_source(self, batch_keys: Any, key: Any) -> NamedBatchSource:
+        domain = UniformDomainSampler([(0.1, 0.7), (-1.0, 1.0)])
+        return NamedBatchSource(dict.fromkeys(("inside", "edge"), domain), {"inside": 16, "edge": 8}, key)
+
+
+@functools.cache
+def balanced(kind: str) -> tuple[Any, Any]:
+    """A problem and its balancer: gradient norms on points that follow residuals, or the tangent kernel."""
+    module = LossModule(
+        _problems._init_mlp, _residual_losses, batch_keys=("inside", "edge"), residuals=_residuals
+    )
+    names = ("inside", "edge")
+    if kind == "gradnorm":
+        data, balancer = _Following(), GradNormBalancer(names, update_every_n_steps=3)
+    else:
+        data = _Standing()
+        balancer = NTKBalancer(names, update_every_n_steps=3, diagnostic_batch_sizes=6)
+    return dataclasses.replace(_problems.heat(), module=module, datamodule=data), balancer
+
+
+def distance(model_state: Any, key: Any) -> dict[str, Any]:
+    """A number of the model at points of the evaluation's own stream."""
+    points = jax.random.uniform(key, (32, 2), jnp.float32)
+    return {"distance": jnp.mean(_problems._mlp(model_state, points) ** 2)}
+
+
+def watched_fit(kind: str, stop: int, *, folder: Any = None, callbacks: Any = (), **options: Any) -> Any:
+    """A fit that is evaluated, stopped early by what that gave, and keeps the best; its checkpoints too."""
+    problem, balancer = balanced(kind)
+    watching = (
+        Evaluate(distance, every_n_steps=2),
+        EarlyStopping("evaluation/distance", patience=1, min_delta=0.01, mode="max", every_n_steps=4),
+        *callbacks,
+    )
+    checkpoints = None
+    if folder is not None:
+        checkpoints = Checkpoints(
+            folder, every_n_steps=2, keep_best=("evaluation/distance", 1, "max"), max_to_keep=1
+        )
+    trainer = Trainer(stop, checkpoints=checkpoints, callbacks=watching, log_every_n_steps=3, **options)
+    result = trainer.fit(
+        problem.module, seed=0, balancer=balancer, resume="auto" if folder else False, **problem.arguments
+    )
+    return result, checkpoints
+
+
+def summary(result: Any) -> dict[str, Any]:
+    """What a watched fit came to, as plain data."""
+    return {
+        "steps": [row["step"] for row in result.history],
+        "distances": [row["evaluation/distance"] for row in result.history if row["step"] % 2 == 0],
+        "weights": np.asarray(result.state.balancer_state["weights"]).tolist(),
+        "model": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(result.state.model_state)],
+        "iterations": int(result.state.step),
+        "stopped": result.stopped_early,
+    }
 
 
 def fit(

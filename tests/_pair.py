@@ -5,6 +5,7 @@ of this module; each runs in both processes.
 """
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -155,6 +156,50 @@ def _refused(call: Any) -> None:
         print("not refused", call())
     except Exception as error:
         print(type(error).__name__, error)
+
+
+class _Board:
+    """A run of Weights & Biases as a logger sees it; each process would write a file of its own."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / f"board-{jax.process_index()}"
+
+    def log(self, numbers: Any, step: int) -> None:
+        with self._path.open("a") as file:
+            print(step, sorted(numbers), file=file)
+
+
+def watched(folder: str) -> None:
+    """A run that is balanced, adaptive, evaluated, logged and stopped early; resumed, and in one go."""
+    from phijax_rng import Checkpoints, CSVHistory, TensorBoardLogger, WandbLogger
+    from tests import _devices
+
+    remembered, save = [], Checkpoints.save
+
+    def noting(self: Any, state: Any, contract: Any = None, memory: Any = None) -> None:
+        remembered.append(memory)
+        save(self, state, contract, memory)
+
+    Checkpoints.save = noting
+    digests = []
+    for name, stops in (("whole", (40,)), ("again", (6, 40))):
+        own = Path(folder) / name
+        own.mkdir(exist_ok=True)
+        for stop in stops:
+            logs = (
+                CSVHistory(own / "history.csv", every_n_steps=2),
+                TensorBoardLogger(own / "events", every_n_steps=2),
+                WandbLogger(_Board(own), every_n_steps=2),
+            )
+            result, checkpoints = _devices.watched_fit(
+                "gradnorm", stop, folder=own / "run", callbacks=logs, devices="auto", progress=False
+            )
+        digests.append(_devices.digest_of(result.state))
+    print(
+        json.dumps({**_devices.summary(result), "best": checkpoints.best_step, "on disk": checkpoints.steps})
+    )
+    print(json.dumps(remembered, sort_keys=True).replace("again", "whole"))
+    print(digests)
 
 
 def matrix(folder: str, *saved: str) -> None:

@@ -136,6 +136,17 @@ def spread(leaf: Any, sharding: Sharding) -> jax.Array:
     return _shared_out(np.asarray(leaf), sharding)
 
 
+def copied(leaf: jax.Array) -> jax.Array:
+    """The array again where it lies, in memory of its own; nothing is sent."""
+    if leaf.is_fully_addressable:
+        return jax.device_put(leaf, leaf.sharding, may_alias=False)
+    if keys.is_typed_key(leaf):
+        words = copied(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    parts = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+
 def whole(leaf: Any) -> Any:
     """An array that this process can read: itself, or gathered where parts of it lie elsewhere."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
