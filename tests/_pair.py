@@ -138,6 +138,30 @@ def hosted() -> None:
     index = jax.process_index()
     mine = {int(row) // 2 for batch in expected for row in batch["rows"]["inputs"][8 * index :][:8, 0]}
     print("own" if own.read == mine | drawn else "others too", len(whole.read) > len(own.read))
+    _filled_up()
+
+
+def _filled_up() -> None:
+    """The same of batches that the devices cannot share, filled up and masked."""
+    from phijax_rng.placement import resolve
+    from tests import _devices
+
+    placed = resolve("auto", shardings=_devices.rows_split, uneven="pad")
+    index = jax.process_index()
+    assert placed.shares.own(13).tolist() == list([range(8), range(8, 13)][index])
+    assert placed.shares.own(3).tolist() == [[0, 1, 2], [2]][index]
+    source = _devices.uneven_source(hosted=True)
+    seen, _ = _devices.masked_batches(placed, source, 5)
+    for step, kept in enumerate(seen):
+        for name, rows in jax.tree.map(np.asarray, source(step)).items():
+            size = len(rows["inputs"])
+            places = np.minimum(np.arange(placed.shares.filled(size)), size - 1)
+            filled = {field: array[places] for field, array in rows.items()}
+            assert _same(kept["batches"][name], filled, name), (step, name)
+            counts = np.arange(len(places)) < size
+            for shard in kept["mask"][name].addressable_shards:
+                assert np.asarray(shard.data).tolist() == counts[shard.index].tolist()
+    print("filled up")
 
 
 def _same(batch: Any, wanted: Any, name: str) -> bool:

@@ -291,13 +291,24 @@ NO_DEVICES = (
         (0, ValueError, NO_DEVICES.format("0")),
         (True, TypeError, NO_DEVICES.format("True")),
         ("all", ValueError, NO_DEVICES.format("'all'")),
-        ([], ValueError, "devices must name distinct devices, got (). Name each one once."),
+        ([], ValueError, "devices must name at least one device, got (). Use jax.devices()."),
         ([3], TypeError, "devices[0] must be a JAX device, got 3. Use jax.devices()."),
     ],
 )
 def test_devices_are_checked_when_the_trainer_is_made(given, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         Trainer(1, devices=given)
+
+
+@pytest.mark.parametrize("devices", [np.empty((0,), object), np.array(jax.devices()[0])])
+def test_a_mesh_without_devices_or_axes_is_refused(devices):
+    mesh = Mesh(devices, ("data",) * devices.ndim)
+    message = (
+        f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
+        "Use jax.make_mesh."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Trainer(1, devices=mesh)
 
 
 def test_a_device_is_named_once():
@@ -329,12 +340,19 @@ def test_a_device_is_named_once():
             "which does not divide shape [8]. Leave that leaf whole, or change its shape.",
         ),
         (
+            lambda state: jax.tree.map(lambda leaf: None, state).replace(
+                model_state=PartitionSpec("data", "data")
+            ),
+            ValueError,
+            "shardings(state).model_state['hidden']['bias'] names an axis of the mesh twice, got ",
+        ),
+        (
             lambda state: jax.tree.map(lambda leaf: None, state).replace(model_state=PartitionSpec("rows")),
             TypeError,
             "shardings(state).model_state['hidden']['bias'] must be a PartitionSpec over the axes ",
         ),
     ],
-    ids=["no sharding", "another structure", "too many axes", "no such axis"],
+    ids=["no sharding", "another structure", "too many axes", "an axis twice", "no such axis"],
 )
 def test_shardings_are_checked_leaf_by_leaf(shardings, error, message):
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))

@@ -60,7 +60,7 @@ def test_the_batches_of_two_processes_are_those_of_one_device():
 
 
 def test_each_process_fetches_its_own_rows_from_the_host():
-    assert _pair.run_pair(_pair.hosted) == ["own True\n"] * 2
+    assert _pair.run_pair(_pair.hosted) == ["own True\nfilled up\n"] * 2
 
 
 SINGLE = """

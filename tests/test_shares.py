@@ -150,8 +150,8 @@ def test_slices_of_a_batch_are_not_filled_up():
 def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
     shares = Shares(None, "", "pad")
     message = (
-        "a mask speaks of batches by name, got ArrayImpl. Return them as {name: {field: rows}}, or leave "
-        "masks out."
+        "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the source, "
+        "or pass another `uneven`."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         shares.split(jnp.ones(3))

@@ -64,8 +64,8 @@ def row_counts(batches: Any, sizes: Any = None) -> dict[str, int]:
     """
     if not isinstance(batches, Mapping):
         raise TypeError(
-            f"a mask speaks of batches by name, got {type(batches).__qualname__}. Return them as "
-            "{name: {field: rows}}, or leave masks out."
+            "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the "
+            "source, or pass another `uneven`."
         )
     sizes = batches if sizes is None else sizes
     return {name: count for name in batches if (count := _row_count(name, sizes[name])) is not None}

@@ -155,6 +155,12 @@ class Placement:
         spec = given.spec if isinstance(given, NamedSharding) else given
         named = spec if isinstance(spec, PartitionSpec) else (object(),)
         axes = [axis for entry in named for axis in (entry if isinstance(entry, tuple) else (entry,))]
+        named_axes = [axis for axis in axes if axis is not None]
+        if len(set(named_axes)) < len(named_axes):
+            raise ValueError(
+                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got {spec!r}. "
+                "Split each array over an axis once."
+            )
         if not set(axes) <= {None, *self.mesh.axis_names}:
             raise TypeError(
                 f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
@@ -203,7 +209,9 @@ def require_devices(devices: Any) -> Any:
         TypeError: it is of another type.
         ValueError: a number that is not positive, no device at all, or one twice.
     """
-    if isinstance(devices, (jax.Device, Mesh)) or (isinstance(devices, str) and devices == "auto"):
+    if isinstance(devices, Mesh):
+        return _filled_mesh(devices)
+    if isinstance(devices, jax.Device) or (isinstance(devices, str) and devices == "auto"):
         return devices
     if isinstance(devices, (list, tuple)):
         return _distinct(tuple(devices))
@@ -277,9 +285,22 @@ def _distinct(devices: tuple[Any, ...]) -> tuple[Any, ...]:
     for index, device in enumerate(devices):
         if not isinstance(device, jax.Device):
             raise TypeError(f"devices[{index}] must be a JAX device, got {device!r}. Use jax.devices().")
-    if not devices or len(set(devices)) < len(devices):
+    if not devices:
+        raise ValueError(f"devices must name at least one device, got {devices!r}. Use jax.devices().")
+    if len(set(devices)) < len(devices):
         raise ValueError(f"devices must name distinct devices, got {devices!r}. Name each one once.")
     return devices
+
+
+def _filled_mesh(mesh: Mesh) -> Mesh:
+    """The mesh; one without devices ends the whole process inside of XLA."""
+    if not mesh.axis_names or not np.size(mesh.devices):
+        raise ValueError(
+            f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
+            "Use jax.make_mesh."
+        )
+    _distinct(tuple(mesh.devices.flat))
+    return mesh
 
 
 def _is_placing(leaf: Any) -> bool:
