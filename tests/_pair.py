@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,10 @@ def agreements() -> None:
     _refused(lambda: resolve(jax.local_devices()))
     two = resolve(4)
     print("four", [device.process_index for device in two.devices], two.home.process_index, two.spans)
+    own = Path(tempfile.mkdtemp())
+    if index == 0:
+        (own / "5").mkdir()
+    _refused(lambda: _devices.fit(3, devices="auto", directory=own))
     result = _devices.fit(3, seed=None, devices="auto")[0]
     processes.require_same(np.uint64([result.seed]), "another seed")
     print("seed", result.seed == _devices.fit(3, seed=result.seed, devices="auto")[0].seed)

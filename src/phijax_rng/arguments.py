@@ -34,9 +34,9 @@ def require_masked(uneven: str, module: Any, train_step: Any = None) -> None:
     if uneven != "pad":
         return
     if train_step is None:
-        require_mask(module.losses, f"losses of module {module.name!r}")
+        require_mask(module.losses, f"the losses of module {module.name!r}")
     else:
-        require_mask(train_step, "train_step")
+        require_mask(train_step, "the losses of train_step")
 
 
 def require_one(name: str, value: Any, other_name: str, other: Any) -> None:

@@ -97,7 +97,7 @@ class TrainLoop:
         rebuild, self._leaves = self._arguments(source)
         pin = functools.partial(self._placed.pin, shardings=self._of_state)
         if self._placed.shares.pads:
-            require_mask(train_step, "train_step")
+            require_mask(train_step, "the losses of train_step")
         recorded = _Recorded(train_step)
         # Leaves on several devices stay apart, or they would have to meet on one.
         together = _SMALL if self._placed.mesh is None else 0

@@ -126,7 +126,7 @@ class LossModule:
             ValueError: there is a mask, and the losses take none.
         """
         if mask is not None:
-            require_mask(self.losses, f"losses of module {self.name!r}")
+            require_mask(self.losses, f"the losses of module {self.name!r}")
         output = _called(self.losses, model_state, batches, key, mask)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
@@ -171,8 +171,8 @@ def require_mask(fn: Callable[..., Any], what: str) -> None:
     """
     if not takes(fn, "mask"):
         raise ValueError(
-            f"uneven='pad' fills batches up with rows that must not count, and {what} takes no mask. "
-            "Give it a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
+            f"uneven='pad' fills batches up with rows that must not count, and {what} take no mask. "
+            "Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
             "masked_mean(values, mask[name]); or pass another `uneven`."
         )
 

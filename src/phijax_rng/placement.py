@@ -158,8 +158,8 @@ class Placement:
         named_axes = [axis for axis in axes if axis is not None]
         if len(set(named_axes)) < len(named_axes):
             raise ValueError(
-                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got {spec!r}. "
-                "Split each array over an axis once."
+                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got "
+                f"{spec!r}. Split each array over an axis once."
             )
         if not set(axes) <= {None, *self.mesh.axis_names}:
             raise TypeError(
