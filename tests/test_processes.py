@@ -168,7 +168,9 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(tmp_path):
     assert pair[0].returncode not in {0, None}, output
     print(f"the other process ended after {took:.1f} s")
     told = "ProcessLostError: process 0 of 2 ", "If one of them has ended, start them all again; "
-    assert all(text in output for text in told), output
+    # Where the transport does not see the connection close, JAX ends the process and says why.
+    missed = "stopped sending heartbeats", "Terminating process because the JAX distributed service detected"
+    assert any(all(text in output for text in texts) for texts in (told, missed)), output
     saved = Checkpoints(tmp_path / "run").latest_step
     assert saved in {20, 40}, os.listdir(tmp_path / "run")
     first, second = _pair.run_pair(_pair.long_run, tmp_path / "run", 50)

@@ -68,5 +68,7 @@ def test_a_run_is_watched_and_logged_once_by_two_processes(found, tmp_path):
         assert (folder / "history.csv").read_text() == table
         assert len(list((folder / "events").iterdir())) == fits, "one writer"
         assert [path.name for path in folder.glob("board-*")] == ["board-0"], "one writer"
+        # The last row of a fit is logged again by the one that goes on; a board passes over it.
         logged = [int(line.split()[0]) for line in (folder / "board-0").read_text().splitlines()]
-        assert logged == together["steps"] == [int(row.split(",")[0]) for row in table.splitlines()[1:]]
+        assert sorted({*logged}) == together["steps"] and len(logged) == len(together["steps"]) + fits - 1
+    assert [int(row.split(",")[0]) for row in table.splitlines()[1:]] == together["steps"]
