@@ -156,7 +156,11 @@ class Trainer:
         require_optimizer(optimizer)
         require_masked(self.uneven, module)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
-        with StopSignals() as signals, self._begun(resume, ckpt_path, ckpt_step, weights_only) as start:
+        with (
+            processes.watched(),
+            StopSignals() as signals,
+            self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
+        ):
             place = self._placement()
             known = seed is None and start.continues
             root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
@@ -238,6 +242,7 @@ class Trainer:
             require_datamodule(datamodule)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
         with (
+            processes.watched(),
             StopSignals() as signals,
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),
