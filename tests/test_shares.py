@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import GradNormBalancer, LossModule, Trainer, TrainLoop
+from phijax_rng import LossModule, Trainer, TrainLoop
 from phijax_rng.placement import resolve
 from phijax_rng.shares import Shares
 from tests import _devices, _problems
@@ -164,22 +164,3 @@ def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
     batches, mask = shares.split({"x": {"inputs": np.ones((3, 2)), "scale": 1.0}, "time": np.float32(2)})
     assert batches["x"]["scale"] == 1.0 and set(mask) == {"x"}
     assert mask["x"].tolist() == [True] * 3
-
-
-def test_a_balancer_is_given_rows_that_count_alone():
-    """An update on a step's own batch, with `mask` all true, equals that of losses without one."""
-    batches = {
-        "initial": {"inputs": np.ones((3, 2), np.float32), "targets": np.zeros((3, 1), np.float32)},
-        "boundary": {"inputs": np.zeros((2, 2), np.float32)},
-    }
-    masked = _devices.uneven().module
-    plain = LossModule(masked.init, lambda p, b: masked.losses(p, b, _every(b)), batch_keys=masked.batch_keys)
-    balancer = GradNormBalancer(("initial", "boundary"), update_every_n_steps=1)
-    key = jax.random.key(0)
-    state = balancer.initialize()
-    updated = [balancer.update(own, masked.init(key), batches, key, state) for own in (masked, plain)]
-    assert_trees_bitwise_equal(*updated)
-
-
-def _every(batches):
-    return {name: np.ones(len(rows["inputs"]), bool) for name, rows in batches.items()}
