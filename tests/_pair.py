@@ -5,9 +5,11 @@ of this module; each runs in both processes.
 """
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests._subprocess import start_python
 
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 HEARTBEAT_SECONDS = 10
+"""Of a run that is to lose a process; elsewhere a busy machine must not pass for a dead one."""
 
 
 @contextlib.contextmanager
@@ -52,14 +55,14 @@ def ended(child: subprocess.Popen[str], timeout: float = 300) -> str:
     )
 
 
-def join(index: int, port: int) -> None:
+def join(index: int, port: int, heartbeat_seconds: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         f"localhost:{port}",
         num_processes=2,
         process_id=index,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        initialization_timeout=60,
+        heartbeat_timeout_seconds=heartbeat_seconds,
+        initialization_timeout=120,
     )
 
 
@@ -88,6 +91,10 @@ def agreements() -> None:
     _refused(lambda: resolve(jax.local_devices()))
     two = resolve(4)
     print("four", [device.process_index for device in two.devices], two.home.process_index, two.spans)
+    own = Path(tempfile.mkdtemp())
+    if index == 0:
+        (own / "5").mkdir()
+    _refused(lambda: _devices.fit(3, devices="auto", directory=own))
     result = _devices.fit(3, seed=None, devices="auto")[0]
     processes.require_same(np.uint64([result.seed]), "another seed")
     print("seed", result.seed == _devices.fit(3, seed=result.seed, devices="auto")[0].seed)
@@ -136,6 +143,30 @@ def hosted() -> None:
     index = jax.process_index()
     mine = {int(row) // 2 for batch in expected for row in batch["rows"]["inputs"][8 * index :][:8, 0]}
     print("own" if own.read == mine | drawn else "others too", len(whole.read) > len(own.read))
+    _filled_up()
+
+
+def _filled_up() -> None:
+    """The same of batches that the devices cannot share, filled up and masked."""
+    from phijax_rng.placement import resolve
+    from tests import _devices
+
+    placed = resolve("auto", shardings=_devices.rows_split, uneven="pad")
+    index = jax.process_index()
+    assert placed.shares.own(13).tolist() == list([range(8), range(8, 13)][index])
+    assert placed.shares.own(3).tolist() == [[0, 1, 2], [2]][index]
+    source = _devices.uneven_source(hosted=True)
+    seen, _ = _devices.masked_batches(placed, source, 5)
+    for step, kept in enumerate(seen):
+        for name, rows in jax.tree.map(np.asarray, source(step)).items():
+            size = len(rows["inputs"])
+            places = np.minimum(np.arange(placed.shares.filled(size)), size - 1)
+            filled = {field: array[places] for field, array in rows.items()}
+            assert _same(kept["batches"][name], filled, name), (step, name)
+            counts = np.arange(len(places)) < size
+            for shard in kept["mask"][name].addressable_shards:
+                assert np.asarray(shard.data).tolist() == counts[shard.index].tolist()
+    print("filled up")
 
 
 def _same(batch: Any, wanted: Any, name: str) -> bool:
@@ -157,8 +188,53 @@ def _refused(call: Any) -> None:
         print(type(error).__name__, error)
 
 
+class _Board:
+    """A run of Weights & Biases as a logger sees it; each process would write a file of its own."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / f"board-{jax.process_index()}"
+
+    def log(self, numbers: Any, step: int) -> None:
+        with self._path.open("a") as file:
+            print(step, sorted(numbers), file=file)
+
+
+def watched(folder: str) -> None:
+    """A run that is balanced, adaptive, evaluated, logged and stopped early; resumed, and in one go."""
+    from phijax_rng import Checkpoints, CSVHistory, TensorBoardLogger, WandbLogger
+    from tests import _devices
+
+    remembered, save = [], Checkpoints.save
+
+    def noting(self: Any, state: Any, contract: Any = None, memory: Any = None) -> None:
+        remembered.append(memory)
+        save(self, state, contract, memory)
+
+    Checkpoints.save = noting
+    digests = []
+    for name, stops in (("whole", (40,)), ("again", (6, 40))):
+        own = Path(folder) / name
+        own.mkdir(exist_ok=True)
+        for stop in stops:
+            logs = (
+                CSVHistory(own / "history.csv", every_n_steps=2),
+                TensorBoardLogger(own / "events", every_n_steps=2),
+                WandbLogger(_Board(own), every_n_steps=2),
+            )
+            result, checkpoints = _devices.watched_fit(
+                "gradnorm", stop, folder=own / "run", callbacks=logs, devices="auto", progress=False
+            )
+        digests.append(_devices.digest_of(result.state))
+    print(
+        json.dumps({**_devices.summary(result), "best": checkpoints.best_step, "on disk": checkpoints.steps})
+    )
+    print(json.dumps(remembered, sort_keys=True).replace("again", "whole"))
+    print(digests)
+
+
 def matrix(folder: str, *saved: str) -> None:
     """Goes on, on two processes, from what was saved elsewhere; without `saved`, saves."""
+    from phijax_rng import Checkpoints
     from tests import _devices
 
     if not saved:
@@ -167,9 +243,12 @@ def matrix(folder: str, *saved: str) -> None:
         print(_devices.digest_of(whole))
     for name in saved:
         result, told = _devices.fit(12, devices="auto", directory=f"{folder}/{name}")
-        levels = "rounding" if any("machine.processes" in text for text in told) else "exact"
+        changes = Checkpoints(f"{folder}/{name}").contract()["run"]["changes"]
+        assert all("machine.processes" in text for text in told), told
+        assert len(told) == (0 if jax.process_index() else len(changes)), "the first process tells"
+        level = changes[-1]["survives"] if changes else "exact"
         model = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(result.state.model_state)]
-        print(name, levels, len(told), _devices.digest_of(result.state), repr(model), sep="|")
+        print(name, level, len(changes), _devices.digest_of(result.state), repr(model), sep="|")
 
 
 def clocks(told: str) -> None:
@@ -218,5 +297,5 @@ def long_run(folder: str, stop: str) -> None:
 
 if __name__ == "__main__":
     index, port, function, *arguments = sys.argv[1:]
-    join(int(index), int(port))
+    join(int(index), int(port), HEARTBEAT_SECONDS if function == long_run.__name__ else 250)
     globals()[function](*arguments)

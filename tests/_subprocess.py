@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +56,14 @@ def run_python(
         what = f"exit code {child.returncode} instead of {exit_code}"
         raise AssertionError(_report(what, stdout, stderr))
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
+
+
+def in_eight(function: Callable[[], None]) -> str:
+    """Runs a function of a test module in a process with eight devices; returns what it printed."""
+    # Names of modules imported by path may be shortened by pytest; files of this folder have none alike.
+    module = f"tests.{function.__module__.rpartition('.')[2]}"
+    code = f"from {module} import {function.__name__} as run; run()"
+    return run_python(code, env=EIGHT_DEVICES).stdout
 
 
 @contextlib.contextmanager

@@ -229,3 +229,70 @@ def test_losses_that_bind_the_key_are_refused():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         module(functools.partial(lambda model_state, batches, key: {"fit": 1.0}, key=KEY))
+
+
+# Which rows count
+
+
+def with_mask(model_state, batches, mask):
+    return {"fit": jnp.sum(model_state["w"]) + jnp.sum(mask["pde"])}
+
+
+def mask_and_key_by_place(model_state, batches, mask, key, /):
+    return with_mask(model_state, batches, mask)
+
+
+WITH_MASK = {
+    "third argument": with_mask,
+    "keyword-only": lambda model_state, batches, *, key, mask: with_mask(model_state, batches, mask),
+    "positional-only": mask_and_key_by_place,
+    "with a default": lambda model_state, batches, mask=None: with_mask(model_state, batches, mask),
+    "jitted": jax.jit(with_mask),
+}
+
+
+@pytest.mark.parametrize("losses", WITH_MASK.values(), ids=WITH_MASK)
+def test_losses_with_a_parameter_named_mask_are_told_which_rows_count(losses):
+    own = module(losses)
+    assert own.wants_mask
+    assert float(own.evaluate(MODEL, BATCHES, KEY).losses["fit"]) == 3 + 2
+    given = {"pde": jnp.array([True, False])}
+    assert float(own.evaluate(MODEL, BATCHES, KEY, given).losses["fit"]) == 3 + 1
+
+
+def test_residuals_that_name_a_mask_are_told_that_every_row_counts():
+    own = module(without, residuals=lambda model_state, batches, mask: {"pde": mask["pde"]})
+    assert own.residual_rows(MODEL, BATCHES, KEY)["pde"].tolist() == [True, True]
+
+
+def test_losses_that_take_any_name_are_given_a_mask_where_there_is_one():
+    seen = []
+
+    def losses(model_state, batches, **given):
+        seen.append(sorted(given))
+        return without(model_state, batches)
+
+    own = module(losses)
+    own.evaluate(MODEL, BATCHES, KEY)
+    own.evaluate(MODEL, BATCHES, KEY, {"pde": jnp.ones(2, bool)})
+    assert seen == [["key"], ["key", "mask"]]
+
+
+def test_a_mask_that_nobody_asks_for_is_not_dropped_in_silence():
+    assert not module(without).wants_mask
+    message = (
+        "uneven='pad' fills batches up with rows that must not count, and the losses of module 'module' "
+        "take no mask. Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
+        "masked_mean(values, mask[name]); or pass another `uneven`."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        module(without).evaluate(MODEL, BATCHES, KEY, {"pde": jnp.ones(2, bool)})
+
+
+def test_a_partial_that_binds_the_mask_is_refused():
+    message = (
+        "losses is a functools.partial that binds mask, which the mask of rows that count would replace. "
+        "Leave mask unbound, or rename the parameter."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        module(functools.partial(with_mask, mask=None))

@@ -11,16 +11,10 @@ from phijax_rng import Trainer, TrainLoop
 from phijax_rng.placement import on_device, require_devices, resolve
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
-from tests._subprocess import EIGHT_DEVICES, run_python
+from tests._subprocess import in_eight
 
 WITHIN_4_ULP = ("normal",)
 COUNTS = (1, 2, 4, 8)
-
-
-def in_eight(function):
-    """Runs a function of this module in a process with eight devices; returns what it printed."""
-    code = f"from tests.test_placement import {function.__name__} as run; run()"
-    return run_python(code, env=EIGHT_DEVICES).stdout
 
 
 # Batches
@@ -94,9 +88,9 @@ def fed_from_the_host():
         placed = resolve(count, shardings=_devices.rows_split)
         assert_trees_bitwise_equal(_devices.fed_batches(placed, source, 20), expected)
         stack = np.zeros((3, 16, 2), np.float32)
-        lie = placed.spread_stacks(stack, 16)
+        lie = placed.shares.spread_stacks(stack, 16)
         assert [shard.data.shape for shard in lie.addressable_shards] == [(3, 16 // count, 2)] * count
-        assert placed.spread_stacks(stack, 0).is_fully_replicated
+        assert placed.shares.spread_stacks(stack, 0).is_fully_replicated
     print("equal")
 
 
@@ -235,7 +229,8 @@ def other_meshes():
 def test_any_mesh_will_do_and_sizes_that_do_not_divide_are_refused():
     assert in_eight(other_meshes).splitlines() == [
         "batches['boundary']['inputs'] has 4 rows, which 8 devices cannot share equally. Use 8 rows, or "
-        "Trainer(..., uneven='whole') to draw such a batch whole on every device.",
+        "Trainer(..., uneven='whole') to draw such a batch whole on every device, or uneven='pad' to fill it "
+        "up with rows that a mask leaves out.",
         "devices=9 asks for more than the 8 cpu devices there are. Pass 'auto' to use all of them.",
     ]
 
@@ -267,11 +262,12 @@ def test_no_key_is_moved_after_the_first_step():
 def test_one_device_has_the_program_it_would_have_without_any_of_this(monkeypatch):
     problem = _problems.heat()
     program = problem.loop().program
-    for method in ("split_rows", "pin"):
-        monkeypatch.setattr(f"phijax_rng.placement.Placement.{method}", lambda self, given, **_: given)
+    monkeypatch.setattr("phijax_rng.placement.Placement.pin", lambda self, given, **_: given)
+    monkeypatch.setattr("phijax_rng.shares.Shares.split", lambda self, given, sizes: (given, None))
     assert problem.loop().program == program
     monkeypatch.setattr(
-        "phijax_rng.placement.Placement.split_rows", lambda self, given: jax.tree.map(lambda x: x * 1, given)
+        "phijax_rng.shares.Shares.split",
+        lambda self, given, sizes: (jax.tree.map(lambda x: x * 1, given), None),
     )
     assert problem.loop().program != program, "the control"
 
@@ -295,13 +291,24 @@ NO_DEVICES = (
         (0, ValueError, NO_DEVICES.format("0")),
         (True, TypeError, NO_DEVICES.format("True")),
         ("all", ValueError, NO_DEVICES.format("'all'")),
-        ([], ValueError, "devices must name distinct devices, got (). Name each one once."),
+        ([], ValueError, "devices must name at least one device, got (). Use jax.devices()."),
         ([3], TypeError, "devices[0] must be a JAX device, got 3. Use jax.devices()."),
     ],
 )
 def test_devices_are_checked_when_the_trainer_is_made(given, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         Trainer(1, devices=given)
+
+
+@pytest.mark.parametrize("devices", [np.empty((0,), object), np.array(jax.devices()[0])])
+def test_a_mesh_without_devices_or_axes_is_refused(devices):
+    mesh = Mesh(devices, ("data",) * devices.ndim)
+    message = (
+        f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
+        "Use jax.make_mesh."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Trainer(1, devices=mesh)
 
 
 def test_a_device_is_named_once():
@@ -333,12 +340,19 @@ def test_a_device_is_named_once():
             "which does not divide shape [8]. Leave that leaf whole, or change its shape.",
         ),
         (
+            lambda state: jax.tree.map(lambda leaf: None, state).replace(
+                model_state=PartitionSpec("data", "data")
+            ),
+            ValueError,
+            "shardings(state).model_state['hidden']['bias'] names an axis of the mesh twice, got ",
+        ),
+        (
             lambda state: jax.tree.map(lambda leaf: None, state).replace(model_state=PartitionSpec("rows")),
             TypeError,
             "shardings(state).model_state['hidden']['bias'] must be a PartitionSpec over the axes ",
         ),
     ],
-    ids=["no sharding", "another structure", "too many axes", "no such axis"],
+    ids=["no sharding", "another structure", "too many axes", "an axis twice", "no such axis"],
 )
 def test_shardings_are_checked_leaf_by_leaf(shardings, error, message):
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))

@@ -52,7 +52,12 @@ def test_two_processes_agree_on_what_the_first_says():
     assert first[8] == second[8] == f"{uneven}of each."
     assert [first[9], second[9]] == [apart.format("4, 0"), apart.format("0, 4")]
     assert [first[10], second[10]] == ["four [0, 0, 1, 1] 0 True", "four [0, 0, 1, 1] 1 True"]
-    assert first[11:] == second[11:] == ["seed True"]
+    apart = (
+        "ValueError the processes see different checkpoints; the newest that is seen here is {}. "
+        "Keep them in a directory that every process sees."
+    )
+    assert [first[11], second[11]] == [apart.format(5), apart.format(None)]
+    assert first[12:] == second[12:] == ["seed True"]
 
 
 def test_the_batches_of_two_processes_are_those_of_one_device():
@@ -60,7 +65,7 @@ def test_the_batches_of_two_processes_are_those_of_one_device():
 
 
 def test_each_process_fetches_its_own_rows_from_the_host():
-    assert _pair.run_pair(_pair.hosted) == ["own True\n"] * 2
+    assert _pair.run_pair(_pair.hosted) == ["own True\nfilled up\n"] * 2
 
 
 SINGLE = """
@@ -163,7 +168,9 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(tmp_path):
     assert pair[0].returncode not in {0, None}, output
     print(f"the other process ended after {took:.1f} s")
     told = "ProcessLostError: process 0 of 2 ", "If one of them has ended, start them all again; "
-    assert all(text in output for text in told), output
+    # Where the transport does not see the connection close, JAX ends the process and says why.
+    missed = "stopped sending heartbeats", "Terminating process because the JAX distributed service detected"
+    assert any(all(text in output for text in texts) for texts in (told, missed)), output
     saved = Checkpoints(tmp_path / "run").latest_step
     assert saved in {20, 40}, os.listdir(tmp_path / "run")
     first, second = _pair.run_pair(_pair.long_run, tmp_path / "run", 50)

@@ -33,7 +33,7 @@ LAYERS = (
         *("history", "retention", "_observe"),
     ),
     # What the samplers of a later row share, and what an audit finds.
-    ("_rows", "_weights", "geometries", "findings"),
+    ("_rows", "_weights", "geometries", "findings", "masks"),
     ("_history",),  # what was done with each key
     ("_examination",),  # and what of it is wrong
     (
@@ -44,6 +44,7 @@ LAYERS = (
     ("hosted",),  # samplers of the row before, with their rows on the host
     ("_held", "_draws", "_entries", "_ask"),  # what a source of the next rows is made of, and how it is asked
     ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
+    ("shares",),  # which rows of a batch lie on which of the devices of the next row
     (
         *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt

@@ -32,6 +32,7 @@ from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loggers import TensorBoardLogger, WandbLogger
 from phijax_rng.loop import TrainLoop
+from phijax_rng.masks import masked_mean
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.ntk import NTKBalancer
 from phijax_rng.pools import HostPool
@@ -130,6 +131,7 @@ __all__ = [
     "initialize_train_state",
     "interval",
     "keys",
+    "masked_mean",
     "require_deterministic_execution",
     "shuffle",
     "weighted_rows",

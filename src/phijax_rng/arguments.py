@@ -3,7 +3,7 @@
 from typing import Any
 
 from phijax_rng.balancers import LossBalancer
-from phijax_rng.module import DataModule, LossModule
+from phijax_rng.module import DataModule, LossModule, require_mask
 
 
 def require_module(module: Any, balancer: Any) -> None:
@@ -27,6 +27,16 @@ def require_datamodule(datamodule: Any) -> None:
             f"datamodule must offer train_batch_source(batch_keys, key), got {datamodule!r}. "
             "Use PoolDataModule."
         )
+
+
+def require_masked(uneven: str, module: Any, train_step: Any = None) -> None:
+    """Raises where batches are filled up and whoever computes the losses takes no mask."""
+    if uneven != "pad":
+        return
+    if train_step is None:
+        require_mask(module.losses, f"the losses of module {module.name!r}")
+    else:
+        require_mask(train_step, "the losses of train_step")
 
 
 def require_one(name: str, value: Any, other_name: str, other: Any) -> None:

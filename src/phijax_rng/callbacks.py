@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _checks, keys
+from phijax_rng import _checks, keys, processes
 from phijax_rng._types import KeyScalar
 from phijax_rng.history import History
 from phijax_rng.state import TrainState
@@ -51,8 +51,12 @@ class Event:
 
     @property
     def state(self) -> TrainState:
-        """A copy of the train state, the caller's to keep, to write into or to donate."""
-        return jax.tree.map(_copied, self._state)
+        """A copy of the train state, the caller's to keep, to write into or to donate.
+
+        With several processes its arrays are those of all: what is computed from them is computed by every
+        process, as callbacks are called in each.
+        """
+        return jax.tree.map(processes.copied, self._state)
 
     def key(self, *names: str) -> KeyScalar:
         """A key of a named stream at this step, apart from every stream that training draws from.
@@ -178,10 +182,6 @@ def reported(numbers: Any, taken: Mapping[str, float]) -> dict[str, float]:
         return {name: float(value) for name, value in numbers.items()}
     except (TypeError, ValueError) as error:
         raise TypeError(f"report must hold numbers by name, got {numbers!r}. Reduce them first.") from error
-
-
-def _copied(leaf: jax.Array) -> jax.Array:
-    return jax.device_put(leaf, leaf.sharding, may_alias=False)
 
 
 def _names(callbacks: tuple[Callback, ...]) -> list[str]:

@@ -314,7 +314,9 @@ class Checkpoints:
             CheckpointMismatchError: an intact step does not fit `like`.
             DamagedCheckpointError: no step is intact.
         """
-        return self._folder.newest_intact(lambda step: self.restore(like, step, weights_only=weights_only))
+        return self._folder.newest_intact(
+            lambda step: self.restore(like, step, weights_only=weights_only), tells=processes.is_first()
+        )
 
     # Inside
 

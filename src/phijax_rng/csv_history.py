@@ -8,7 +8,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from phijax_rng import _checks
+from phijax_rng import _checks, processes
 from phijax_rng.callbacks import Event
 from phijax_rng.history import History
 
@@ -17,7 +17,8 @@ from phijax_rng.history import History
 class CSVHistory:
     """A callback that keeps a CSV file of the history: `step`, then a column for each name.
 
-    A cell is empty where a row has no such number. The last rows are written when the run ends.
+    A cell is empty where a row has no such number. The last rows are written when the run ends. With several
+    processes the first alone writes, and all remember the same.
 
     Attributes:
         path: the file; folders above it are made.
@@ -44,27 +45,42 @@ class CSVHistory:
 
     def __call__(self, event: Event) -> None:
         """Brings the file up to the history."""
-        path, history, memory = Path(self.path).expanduser(), event.history, event.memory
-        header, count = history.csv_header(), memory.get("rows", 0)
-        written = memory.get("bytes", 0)
-        if count == 0 or not _goes_on(path, history, header, count, written):
-            count, written = 0, 0
-        if not memory.get("rows"):
+        history, memory = event.history, event.memory
+        kept, size = memory.get("rows", 0), memory.get("bytes", 0)
+        # Another column is another header, and a comma more in every row.
+        if not kept or memory.get("columns") != len(history.names):
+            kept, size = 0, 0
+        if processes.is_first():
+            self._bring_up(history, kept, size, anew=not memory)
+        # What is remembered follows from the history alone, so it is the same in every process. The last row
+        # may still grow, and the next look begins with it.
+        settled = max(len(history) - 1, 0)
+        size += len(_lines(history, kept, settled).encode())
+        memory.update(rows=settled, bytes=size, columns=len(history.names))
+
+    def _bring_up(self, history: History, kept: int, size: int, *, anew: bool) -> None:
+        """Writes the rows behind the first `kept`, which end at byte `size`; all, if these are not there."""
+        path = Path(self.path).expanduser()
+        if kept and not _goes_on(path, history, kept, size):
+            kept, size = 0, 0
+        if anew:
             _require_ours(path)
-        lines = [header] if count == 0 else []
-        lines += [history.csv_row(index) for index in range(count, len(history))]
-        added = "".join(lines).encode()
-        _write(path, written, added)
-        memory.update(rows=len(history), bytes=written + len(added))
+        _write(path, size, _lines(history, kept, len(history)).encode())
 
     def finish(self, event: Event) -> None:
         """Writes the last rows."""
         self(event)
 
 
-def _goes_on(path: Path, history: History, header: str, count: int, written: int) -> bool:
+def _lines(history: History, first: int, end: int) -> str:
+    """These rows, and the header before the first of all."""
+    rows = [history.csv_row(index) for index in range(first, end)]
+    return "".join(rows if first else [history.csv_header(), *rows])
+
+
+def _goes_on(path: Path, history: History, count: int, written: int) -> bool:
     """Whether the first `written` bytes of the file begin and end as the first `count` rows do."""
-    first, last = header.encode(), history.csv_row(count - 1).encode()
+    first, last = history.csv_header().encode(), history.csv_row(count - 1).encode()
     try:
         with path.open("rb") as file:
             begins = file.read(len(first)) == first

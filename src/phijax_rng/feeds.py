@@ -98,14 +98,16 @@ class HostFeed:
         """What a source that can leave out the rows of other processes is told besides."""
         if self._placement is None or not getattr(self._ask, "fetches_own_rows", False):
             return ()
-        return (self._placement.own_rows,)
+        return (self._placement.shares.own,)
 
     def _placed(self, start: Any, stacked: Any) -> "StackedBatches":
         if self._placement is None or self._placement.mesh is None:
             device = None if self._placement is None else self._placement.everywhere
             return jax.device_put(StackedBatches(start, stacked, self._names), device)
-        batches = self._placement.spread_stacks(stacked, self._sizes)
-        return StackedBatches(self._placement.spread(start), batches, self._names)
+        shares = self._placement.shares
+        sizes = tuple(jax.tree.leaves(self._sizes)) if shares.pads else None
+        batches = shares.spread_stacks(stacked, self._sizes)
+        return StackedBatches(self._placement.spread(start), batches, self._names, sizes)
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start
@@ -114,7 +116,7 @@ class HostFeed:
         return jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
 
 
-@_pytrees.record(data=("start", "batches"), meta=("names",))
+@_pytrees.record(data=("start", "batches"), meta=("names", "sizes"))
 class StackedBatches:
     """The batches of consecutive steps, as a traceable source of these steps.
 
@@ -122,24 +124,41 @@ class StackedBatches:
         start: the step of the first, int32 of shape `()`.
         batches: a tuple of one entry per name (or one batch), every leaf with a leading axis of steps.
         names: the names of the batches in declaration order; `None` for a source without names.
+        sizes: how many rows of each leaf are true, where leaves may be filled up behind them; `None` where
+            none is.
     """
 
     traceable = True
 
-    def __init__(self, start: Any, batches: Any, names: tuple[str, ...] | None):
+    def __init__(
+        self, start: Any, batches: Any, names: tuple[str, ...] | None, sizes: tuple[int, ...] | None = None
+    ):
         self.start = start
         self.batches = batches
         self.names = names
+        self.sizes = sizes
 
     def __call__(self, step: Any, sampler_state: Any = None) -> Any:
-        """The batch of a step in range; may be traced."""
+        """The batch of a step in range, its true rows alone; may be traced."""
+        batches, sizes = self.filled(step)
+        if sizes is None:
+            return batches
+        return {name: jax.tree.map(_first_rows, rows, sizes[name]) for name, rows in batches.items()}
+
+    def filled(self, step: Any) -> tuple[Any, Any]:
+        """The batch of a step as it lies, and how many rows of each array are true; `None` for all."""
         place = step - self.start
 
         def pick(leaf: Any) -> jax.Array:
             return jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
 
-        picked = jax.tree.map(pick, self.batches)
-        return picked if self.names is None else dict(zip(self.names, picked, strict=True))
+        picked = self._named(jax.tree.map(pick, self.batches))
+        if self.sizes is None:
+            return picked, None
+        return picked, self._named(jax.tree.unflatten(jax.tree.structure(self.batches), self.sizes))
+
+    def _named(self, columns: Any) -> Any:
+        return columns if self.names is None else dict(zip(self.names, columns, strict=True))
 
 
 @_pytrees.record(data=("fed", "inside"), meta=("names",))
@@ -208,6 +227,10 @@ def _filled(leaf: Any, count: int) -> Any:
     """With the last entry repeated until there are `count`."""
     missing = count - len(leaf)
     return leaf if not missing else np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)])
+
+
+def _first_rows(rows: jax.Array, size: int) -> jax.Array:
+    return rows[:size] if size else rows
 
 
 def _stack_size(batch: Any) -> int:

@@ -99,8 +99,12 @@ class Folder:
             return int(parent)
         return max(lower, default=None)
 
-    def newest_intact(self, restore: Callable[[int], Any]) -> tuple[Any, int]:
+    def newest_intact(self, restore: Callable[[int], Any], *, tells: bool = True) -> tuple[Any, int]:
         """What `restore` gives for the newest step at which it finds no damage, and that step.
+
+        Args:
+            restore: from a step; raises `DamagedCheckpointError`.
+            tells: whether steps that are passed over are named in warnings.
 
         Raises:
             FileNotFoundError: there is no step at all.
@@ -114,7 +118,7 @@ class Folder:
             except DamagedCheckpointError as error:
                 damage.append(str(error))
                 before, step = step, self.step_before(step)
-                if step is not None:
+                if step is not None and tells:
                     warnings.warn(
                         f"checkpoint at step {before} is damaged, going back to step {step}: {error}",
                         UserWarning,

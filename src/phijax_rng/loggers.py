@@ -1,7 +1,8 @@
 """The history of a run in TensorBoard and in Weights & Biases.
 
 Both are callbacks and display only: adding one, or taking one away, never stands in the way of a resume. One
-that is added later begins with the rows there are. The packages are extras, `phijax-rng[tensorboard]` and
+that is added later begins with the rows there are. With several processes the first alone writes, and all
+remember the same. The packages are extras, `phijax-rng[tensorboard]` and
 `phijax-rng[wandb]`, imported when the first rows are shown.
 """
 
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng import _checks, processes
 from phijax_rng.callbacks import Event
 
 
@@ -44,12 +45,15 @@ class TensorBoardLogger:
     def __call__(self, event: Event) -> None:
         """Writes the rows that are not there yet."""
         shown = event.memory.get("shown", 0)
-        if self._writer is None:
+        if self._writer is None and processes.is_first():
             self._writer = _summary_writer(self.directory, shown + 1)
         self._write(event, event.step)
 
     def _write(self, event: Event, end: int) -> None:
-        for row in _rows(event, end):
+        rows = _rows(event, end)
+        if self._writer is None:
+            return
+        for row in rows:
             for name, value in row.items():
                 if name != "step":
                     self._writer.add_scalar(name, value, row["step"])
@@ -96,20 +100,23 @@ class WandbLogger:
 
     def __call__(self, event: Event) -> None:
         """Logs the rows that are not there yet."""
-        run = self.run or self._begun
-        if run is None:
-            run = self._begun = _begin_run(self.options)
-        self._log(run, event, event.step)
+        if self.run is None and self._begun is None and processes.is_first():
+            self._begun = _begin_run(self.options)
+        self._log(event, event.step)
 
-    def _log(self, run: Any, event: Event, end: int) -> None:
-        for row in _rows(event, end):
+    def _log(self, event: Event, end: int) -> None:
+        rows = _rows(event, end)
+        if not processes.is_first():
+            return
+        run = self.run or self._begun
+        for row in rows:
             run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     def finish(self, event: Event) -> None:
         """Logs the last rows, and finishes a run that it began."""
         try:
             self(event)
-            self._log(self.run or self._begun, event, event.step + 1)
+            self._log(event, event.step + 1)
         finally:
             run, self._begun = self._begun, None
             if run is not None:

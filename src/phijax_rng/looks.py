@@ -201,7 +201,7 @@ class Looks:
             raise
 
     def _tell_of_nonfinite(self, chunk: Chunk) -> None:
-        if chunk.nonfinite.any() and not self._told_of_nonfinite:
+        if chunk.nonfinite.any() and not self._told_of_nonfinite and processes.is_first():
             index = int(np.argmax(chunk.nonfinite))
             bad = [name for name in self.loss_names if not np.isfinite(chunk.records[name][index])]
             terms = [name for name in bad if name != TOTAL] or bad or ["model_state"]

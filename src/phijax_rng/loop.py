@@ -29,7 +29,7 @@ from phijax_rng import _checks, _threefry, keys
 from phijax_rng._ask import ask
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
-from phijax_rng.module import StepOutput
+from phijax_rng.module import StepOutput, require_mask
 from phijax_rng.placement import Placement, on_device
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TrainStep
@@ -96,10 +96,12 @@ class TrainLoop:
         self._refresh = refresh
         rebuild, self._leaves = self._arguments(source)
         pin = functools.partial(self._placed.pin, shardings=self._of_state)
+        if self._placed.shares.pads:
+            require_mask(train_step, "the losses of train_step")
         recorded = _Recorded(train_step)
         # Leaves on several devices stay apart, or they would have to meet on one.
         together = _SMALL if self._placed.mesh is None else 0
-        parts = _Parts(recorded, rebuild, self._placed.split_rows, pin, together)
+        parts = _Parts(recorded, rebuild, self._placed.shares.split, pin, together)
         # Jitted so that asking for the shape of a record and the loop itself share one trace.
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
@@ -210,8 +212,9 @@ class _Recorded:
         self.names: tuple[str, ...] = ()
         self.loss_names: tuple[str, ...] = ()
 
-    def __call__(self, state: TrainState, batches: Any, key: Any) -> tuple[TrainState, StepOutput]:
-        following, output = self._train_step(state, batches, key)
+    def __call__(self, state: TrainState, batches: Any, key: Any, mask: Any) -> tuple[TrainState, StepOutput]:
+        options = {} if mask is None else {"mask": mask}
+        following, output = self._train_step(state, batches, key, **options)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=_checks.mapping(output, "the losses of train_step"))
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
@@ -273,14 +276,14 @@ class _Parts:
     Attributes:
         train_step: the user's, checked.
         rebuild: `leaves -> [source, refresh]`.
-        split_rows: lays the rows of a batch out over the devices.
+        split: lays the rows of a batch out over the devices, and says which of them count.
         pin: holds a state where it belongs.
         together: the most elements of an array that is tested together with others.
     """
 
     train_step: _Recorded
     rebuild: Callable[[Any], Any]
-    split_rows: Callable[[Any], Any]
+    split: Callable[..., tuple[Any, Any]]
     pin: Callable[[TrainState], TrainState]
     together: int
 
@@ -288,13 +291,20 @@ class _Parts:
 def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
     """One update, and its record, the last entry whether all was finite."""
     source, state = _refreshed(parts, state, leaves)
-    batches = parts.split_rows(ask(source, state.step, state.sampler_state))
+    batches, mask = parts.split(*_drawn(source, state))
     advanced, key = advance(state)
-    updated, output = parts.train_step(advanced, batches, key)
+    updated, output = parts.train_step(advanced, batches, key, mask)
     losses = [jnp.asarray(value) for value in output.losses.values()]
     model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
     return parts.pin(updated), [*losses, *diagnostics, _all_finite([*losses, *model], parts.together)]
+
+
+def _drawn(source: Any, state: TrainState) -> tuple[Any, Any]:
+    """The batches of a step, and how many of their rows are true if they were filled up on the host."""
+    if callable(getattr(source, "filled", None)):
+        return source.filled(state.step)
+    return ask(source, state.step, state.sampler_state), None
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:

@@ -6,6 +6,8 @@ and `losses` once per step with that step's runtime key:
     init(key) -> model_state
     losses(model_state, batches, key) -> {name: scalar}
 
+A function that names a parameter `mask` is also told which rows of the batches count; see `masks`.
+
 >>> import jax.numpy as jnp
 >>> module = LossModule(
 ...     init=lambda key: {"w": jnp.zeros(3)},
@@ -24,8 +26,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from phijax_rng import _checks
+from phijax_rng import _checks, masks
 from phijax_rng._types import Batches, KeyScalar
+
+_OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
+"""What functions of a module are given if they ask for it by name."""
 
 
 @jax.tree_util.register_dataclass
@@ -58,12 +63,15 @@ class LossModule:
     Attributes:
         init: `init(key) -> model_state`, the model factory.
         losses: `losses(model_state, batches, key) -> {name: scalar}` or a `StepOutput`. A function without
-            a parameter named `key` is called without it. Traced once; must be pure.
+            a parameter named `key` is called without it. One with a parameter named `mask` is given
+            `{batch name: bool of shape (rows,)}`, true for the rows that count, which are all rows unless a
+            trainer fills batches up (`uneven="pad"`). Traced once; must be pure.
         batch_keys: names of the batches that the losses read, in the order they are drawn.
         loss_names: names of the losses, in the order they are summed; read off the first
             trace when left out.
         residuals: `residuals(model_state, batches, key) -> {loss name: rows}`, one row for each point, for
-            balancing and adaptive sampling. May leave out the parameter named `key`.
+            balancing and adaptive sampling. May leave out the parameter named `key`, and name `mask`; it is
+            always given batches in which every row counts.
         predict: `predict(model_state, inputs) -> outputs`.
         name: for messages and records.
 
@@ -84,7 +92,8 @@ class LossModule:
     def __post_init__(self) -> None:
         _checks.function(self.init, "init")
         _checks.function(self.losses, "losses")
-        _require_free_key(self.losses)
+        for name in _OFFERED:
+            _require_free(self.losses, name)
         for optional in ("residuals", "predict"):
             if getattr(self, optional) is not None:
                 _checks.function(getattr(self, optional), optional)
@@ -97,9 +106,28 @@ class LossModule:
         """Whether `losses` has a parameter named `key`."""
         return takes_key(self.losses)
 
-    def evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> StepOutput:
-        """`losses` called with what it asks for, its answer as a `StepOutput`."""
-        output = _called(self.losses, model_state, batches, key)
+    @property
+    def wants_mask(self) -> bool:
+        """Whether `losses` has a parameter named `mask`."""
+        return takes(self.losses, "mask")
+
+    def evaluate(
+        self, model_state: Any, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
+    ) -> StepOutput:
+        """`losses` called with what it asks for, its answer as a `StepOutput`.
+
+        Args:
+            model_state: of the model.
+            batches: by name.
+            key: the runtime key of the step.
+            mask: which rows count, by name; all of them for `None`.
+
+        Raises:
+            ValueError: there is a mask, and the losses take none.
+        """
+        if mask is not None:
+            require_mask(self.losses, f"the losses of module {self.name!r}")
+        output = _called(self.losses, model_state, batches, key, mask)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
@@ -119,28 +147,52 @@ class LossModule:
         return _checks.mapping(_called(self.residuals, model_state, batches, key), "residuals")
 
 
-def _called(fn: Callable[..., Any], model_state: Any, batches: Batches, key: KeyScalar) -> Any:
-    """What `fn` returns, with the key if it asks for one."""
-    if _takes_key_by_place(fn):
-        return fn(model_state, batches, key)
-    return fn(model_state, batches, **({"key": key} if takes_key(fn) else {}))
+def _called(
+    fn: Callable[..., Any],
+    model_state: Any,
+    batches: Batches,
+    key: KeyScalar,
+    mask: Mapping[str, Any] | None = None,
+) -> Any:
+    """What `fn` returns, with the key and the mask if it asks for them."""
+    if mask is None and any(p.name == "mask" for p in _parameters(fn)):
+        mask = masks.every_row(batches)
+    offered = {"key": key} if mask is None else {"key": key, "mask": mask}
+    by_place = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
+    by_name = {name: offered[name] for name in offered if name not in by_place and takes(fn, name)}
+    return fn(model_state, batches, *(offered[name] for name in by_place), **by_name)
 
 
-def _require_free_key(losses: Any) -> None:
-    if isinstance(losses, functools.partial) and "key" in losses.keywords:
+def require_mask(fn: Callable[..., Any], what: str) -> None:
+    """Raises unless `fn` takes the mask of batches that are filled up.
+
+    Raises:
+        ValueError: it has no parameter of this name.
+    """
+    if not takes(fn, "mask"):
         raise ValueError(
-            "losses is a functools.partial that binds key, which the runtime key of each step would replace. "
-            "Leave key unbound, or rename the parameter."
+            f"uneven='pad' fills batches up with rows that must not count, and {what} take no mask. "
+            "Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
+            "masked_mean(values, mask[name]); or pass another `uneven`."
+        )
+
+
+def _require_free(losses: Any, name: str) -> None:
+    if isinstance(losses, functools.partial) and name in losses.keywords:
+        raise ValueError(
+            f"losses is a functools.partial that binds {name}, which the {_OFFERED[name]} would replace. "
+            f"Leave {name} unbound, or rename the parameter."
         )
 
 
 def takes_key(fn: Callable[..., Any]) -> bool:
     """Whether `fn` has a parameter named `key`, or takes any name."""
-    return any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in _parameters(fn))
+    return takes(fn, "key")
 
 
-def _takes_key_by_place(fn: Callable[..., Any]) -> bool:
-    return any(p.name == "key" and p.kind is p.POSITIONAL_ONLY for p in _parameters(fn))
+def takes(fn: Callable[..., Any], name: str) -> bool:
+    """Whether `fn` has a parameter of this name, or takes any name."""
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in _parameters(fn))
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -24,13 +24,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from phijax_rng import _checks, keys, processes
+from phijax_rng.shares import Shares
 from phijax_rng.state import TrainState
 
 DATA_AXIS = "data"
 """The axis of a mesh that batches are split over; the first axis where none has this name."""
-
-UNEVEN = ("refuse", "whole")
-"""What becomes of a batch whose rows the devices cannot share equally."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Placement:
         mesh: `None` for one device.
         shardings: `state -> shardings`, a pytree (or a prefix of one) whose leaves are shardings,
             `PartitionSpec`s of this mesh, or `None` for a copy on every device.
-        uneven: one of `UNEVEN`.
+        uneven: one of `shares.UNEVEN`.
     """
 
     devices: tuple[jax.Device, ...]
@@ -74,6 +72,11 @@ class Placement:
         assert self.mesh is not None
         names = self.mesh.axis_names
         return DATA_AXIS if DATA_AXIS in names else str(names[0])
+
+    @property
+    def shares(self) -> Shares:
+        """Which rows of a batch lie on which device."""
+        return Shares(self.mesh, "" if self.mesh is None else self.data_axis, self.uneven)
 
     def of_state(self, state: TrainState) -> Any:
         """The sharding of each leaf of a state, which may be abstract.
@@ -110,36 +113,9 @@ class Placement:
             return jax.device_put(tree, self.everywhere)
         return jax.tree.map(self._spread, tree)
 
-    def own_rows(self, size: int) -> np.ndarray[Any, Any] | None:
-        """Which rows of a batch of this size the devices of this process hold; `None` for all of them."""
-        if self.mesh is None or not self.spans or size % self._parts:
-            return None
-        return np.unique(np.concatenate([np.arange(size)[rows] for rows in self._rows_of(size).values()]))
-
-    def spread_stacks(self, stacks: Any, sizes: Any) -> Any:
-        """Batches of several steps, the rows of each split over the devices that will read them.
-
-        Args:
-            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; their rows are all rows of a batch,
-                or those of `own_rows`.
-            sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
-        """
-        return jax.tree.map(self._spread_stack, stacks, sizes)
-
     def ready(self, state: TrainState) -> TrainState:
         """A state to restore like: placed where several devices want it, as it is on one."""
         return state if self.mesh is None else self.put(state)
-
-    @property
-    def _parts(self) -> int:
-        assert self.mesh is not None
-        return int(self.mesh.shape[self.data_axis])
-
-    @property
-    def _stacks(self) -> NamedSharding:
-        """How the batches of several steps lie: rows are the second axis."""
-        assert self.mesh is not None
-        return NamedSharding(self.mesh, PartitionSpec(None, self.data_axis))
 
     def _spread(self, leaf: Any) -> jax.Array:
         sharding = getattr(leaf, "sharding", None)
@@ -148,48 +124,6 @@ class Placement:
         return (
             processes.spread(leaf, self.everywhere) if self.spans else jax.device_put(leaf, self.everywhere)
         )
-
-    def _spread_stack(self, leaf: Any, size: int) -> jax.Array:
-        if self.mesh is None or not size or size % self._parts:
-            return self.spread(leaf)
-        own = self.own_rows(size)
-        if own is None or leaf.shape[1] == size:
-            own = np.arange(size)
-        parts = []
-        for device, rows in self._rows_of(size).items():
-            first = int(np.searchsorted(own, rows.start))
-            piece = np.ascontiguousarray(leaf[:, first : first + rows.stop - rows.start])
-            parts.append(jax.device_put(piece, device, may_alias=False))
-        shape = (len(leaf), size, *leaf.shape[2:])
-        return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)
-
-    def _rows_of(self, size: int) -> dict[jax.Device, slice]:
-        """Which rows of a batch each device of this process holds."""
-        places = self._stacks.addressable_devices_indices_map((1, size)).items()
-        return {device: slice(*index[1].indices(size)[:2]) for device, index in places if index is not None}
-
-    def split_rows(self, batches: Any) -> Any:
-        """Batches with their rows split over the data axis; for use inside a compiled program.
-
-        Arrays without axes stay whole. With `uneven="whole"` so does a batch that cannot be shared.
-
-        Raises:
-            ValueError: the devices cannot share the rows equally, with `uneven="refuse"`.
-        """
-        if self.mesh is None:
-            return batches
-        parts = self._parts
-        rows = NamedSharding(self.mesh, PartitionSpec(self.data_axis))
-
-        def split(path: Any, leaf: Any) -> Any:
-            if not np.shape(leaf):
-                return leaf
-            if np.shape(leaf)[0] % parts:
-                self._require_whole(path, int(np.shape(leaf)[0]), parts)
-                return jax.lax.with_sharding_constraint(leaf, self.everywhere)
-            return jax.lax.with_sharding_constraint(leaf, rows)
-
-        return jax.tree_util.tree_map_with_path(split, batches)
 
     def pin(self, state: TrainState, shardings: Any) -> TrainState:
         """The state held to its shardings, from `of_state`; for use inside a compiled program."""
@@ -214,17 +148,6 @@ class Placement:
         specs = [str(sharding.spec) for sharding in jax.tree.leaves(self.of_state(state))]
         return {**found, "shardings": hashlib.sha256("\n".join(specs).encode()).hexdigest()[:16]}
 
-    def _require_whole(self, path: Any, rows: int, parts: int) -> None:
-        if self.uneven == "whole":
-            return
-        below, above = rows // parts * parts, (rows // parts + 1) * parts
-        nearest = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(
-            f"batches{jax.tree_util.keystr(path)} has {rows} rows, which {parts} devices cannot share "
-            f"equally. Use {nearest} rows, or Trainer(..., uneven='whole') to draw such a batch whole on "
-            "every device."
-        )
-
     def _sharding(self, path: Any, given: Any) -> NamedSharding:
         assert self.mesh is not None
         if given is None or (isinstance(given, Sharding) and given.is_fully_replicated):
@@ -232,6 +155,12 @@ class Placement:
         spec = given.spec if isinstance(given, NamedSharding) else given
         named = spec if isinstance(spec, PartitionSpec) else (object(),)
         axes = [axis for entry in named for axis in (entry if isinstance(entry, tuple) else (entry,))]
+        named_axes = [axis for axis in axes if axis is not None]
+        if len(set(named_axes)) < len(named_axes):
+            raise ValueError(
+                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got "
+                f"{spec!r}. Split each array over an axis once."
+            )
         if not set(axes) <= {None, *self.mesh.axis_names}:
             raise TypeError(
                 f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
@@ -280,7 +209,9 @@ def require_devices(devices: Any) -> Any:
         TypeError: it is of another type.
         ValueError: a number that is not positive, no device at all, or one twice.
     """
-    if isinstance(devices, (jax.Device, Mesh)) or (isinstance(devices, str) and devices == "auto"):
+    if isinstance(devices, Mesh):
+        return _filled_mesh(devices)
+    if isinstance(devices, jax.Device) or (isinstance(devices, str) and devices == "auto"):
         return devices
     if isinstance(devices, (list, tuple)):
         return _distinct(tuple(devices))
@@ -354,9 +285,22 @@ def _distinct(devices: tuple[Any, ...]) -> tuple[Any, ...]:
     for index, device in enumerate(devices):
         if not isinstance(device, jax.Device):
             raise TypeError(f"devices[{index}] must be a JAX device, got {device!r}. Use jax.devices().")
-    if not devices or len(set(devices)) < len(devices):
+    if not devices:
+        raise ValueError(f"devices must name at least one device, got {devices!r}. Use jax.devices().")
+    if len(set(devices)) < len(devices):
         raise ValueError(f"devices must name distinct devices, got {devices!r}. Name each one once.")
     return devices
+
+
+def _filled_mesh(mesh: Mesh) -> Mesh:
+    """The mesh; one without devices ends the whole process inside of XLA."""
+    if not mesh.axis_names or not np.size(mesh.devices):
+        raise ValueError(
+            f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
+            "Use jax.make_mesh."
+        )
+    _distinct(tuple(mesh.devices.flat))
+    return mesh
 
 
 def _is_placing(leaf: Any) -> bool:

@@ -92,7 +92,7 @@ def require_same(array: np.ndarray[Any, Any], message: str) -> None:
 
 
 def agreed_seed(seed: Any) -> Any:
-    """`seed`; for `None` one from the operating system, the same in every process.
+    """`seed`, or its key; for `None` a seed from the operating system, the same in every process.
 
     Raises:
         ValueError: the processes were given different seeds.
@@ -102,11 +102,13 @@ def agreed_seed(seed: Any) -> Any:
     if seed is None:
         drawn = keys.entropy_seed() if is_first() else 0
         return int(broadcast(np.array([drawn], np.uint64))[0])
-    words = np.asarray(jax.random.key_data(keys.root_key(seed)))
+    root = keys.root_key(seed)
+    words = np.asarray(jax.random.key_data(root))
     padded = np.zeros(8, np.uint32)
     padded[: words.size] = words
     require_same(padded, f"seed must be the same in every process, got {seed!r} here. Pass one seed to all.")
-    return seed
+    # The root of a legacy key, which is told of once.
+    return root if isinstance(seed, (jax.Array, np.ndarray)) else seed
 
 
 def put(leaf: Any, sharding: Sharding) -> jax.Array:
@@ -132,6 +134,17 @@ def spread(leaf: Any, sharding: Sharding) -> jax.Array:
         words = spread(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
     return _shared_out(np.asarray(leaf), sharding)
+
+
+def copied(leaf: jax.Array) -> jax.Array:
+    """The array again where it lies, in memory of its own; nothing is sent."""
+    if leaf.is_fully_addressable:
+        return jax.device_put(leaf, leaf.sharding, may_alias=False)
+    if keys.is_typed_key(leaf):
+        words = copied(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    parts = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
 
 def whole(leaf: Any) -> Any:

@@ -57,7 +57,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
         )
     others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
-    if same and not getattr(source, "fixed", False):
+    if same and not getattr(source, "fixed", False) and processes.is_first():
         warnings.warn(
             f"the source gives the same {_checks.shown(same)} at steps {step} to "
             f"{step + len(others)}. If it means to, "

@@ -109,7 +109,8 @@ class Record:
         level = contract.surviving(differences)
         settings = [dataclasses.asdict(difference) for difference in differences]
         self.changes.append({"step": self._step, "survives": level, "settings": settings})
-        warnings.warn(_told(differences, self._step), UserWarning, stacklevel=6)
+        if processes.is_first():
+            warnings.warn(_told(differences, self._step), UserWarning, stacklevel=6)
 
     def at(self, state: TrainState) -> dict[str, Any]:
         """The contract to save with this state; the next one will name it as its parent."""

@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import _checks, keys
+import numpy as np
+
+from phijax_rng import _checks, keys, processes
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.errors import RunExistsError
 from phijax_rng.state import TrainState
@@ -64,7 +66,11 @@ class Start:
         """The state to start from, and the contract it was saved with.
 
         A named step must be intact; without one, damaged steps are passed over with a warning.
+
+        Raises:
+            ValueError: the processes do not see the same checkpoints.
         """
+        self._require_seen_by_all()
         if self.checkpoints is None:
             return Restored(fresh, {}, None, {}, {})
         if self.step is None:
@@ -78,6 +84,14 @@ class Start:
         }
         memory = {} if self.weights_only else self.checkpoints.memory(step)
         return Restored(state, self.checkpoints.contract(step), step, streams, memory)
+
+    def _require_seen_by_all(self) -> None:
+        newest = None if self.checkpoints is None else self.checkpoints.latest_step
+        processes.require_same(
+            np.array([-1 if step is None else step for step in (newest, self.step)], np.int64),
+            f"the processes see different checkpoints; the newest that is seen here is {newest}. "
+            "Keep them in a directory that every process sees.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

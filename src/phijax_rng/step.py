@@ -34,7 +34,9 @@ class TrainStep(Protocol):
     ) -> tuple[TrainState, Mapping[str, jax.Array] | StepOutput]:
         """The state after one update, with `step` raised by one, and the losses of this step by name.
 
-        `state.rng_key` has been advanced already; `key` is this step's runtime key.
+        `state.rng_key` has been advanced already; `key` is this step's runtime key. With
+        `uneven="pad"` a train step must have a parameter named `mask`, and is given which rows count,
+        `{batch name: bool of shape (rows,)}`; a default of `None`, for all of them, serves everywhere else.
         """
         ...
 
@@ -79,7 +81,13 @@ class LossTrainStep:
     balancer: LossBalancer | None = None
     microbatches: int = 1
 
-    def __call__(self, state: TrainState, batches: Batches, key: KeyScalar) -> tuple[TrainState, StepOutput]:
+    def __call__(
+        self,
+        state: TrainState,
+        batches: Batches,
+        key: KeyScalar,
+        mask: Mapping[str, Any] | None = None,
+    ) -> tuple[TrainState, StepOutput]:
         """See `TrainStep`; the recorded losses are `total_loss`, then each loss by name.
 
         Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
@@ -88,7 +96,7 @@ class LossTrainStep:
 
         def objective(params: Any) -> tuple[jax.Array, Any]:
             model_state = merge(params, state.model_state)
-            variables, losses, diagnostics = self._evaluate(model_state, batches, key)
+            variables, losses, diagnostics = self._evaluate(model_state, batches, key, mask)
             total, observed = self._combine(losses.named(), state)
             return total, (variables, losses, diagnostics, observed)
 
@@ -115,18 +123,23 @@ class LossTrainStep:
         shown = {**diagnostics.named(), **self._weights(following.balancer_state)}
         return following, StepOutput(recorded, diagnostics=shown)
 
-    def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
+    def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar, mask: Any) -> _Evaluated:
         """The replaced leaves of the model state, the losses and the diagnostics of a step."""
 
         def evaluate(variables: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
             given = merge(variables, model_state)
-            output = self.module.evaluate(given, batches, key)
+            output = self.module.evaluate(given, batches, key, mask)
             replaced = _replaced_leaves(output.model_state, given)
             # JAX would hand a dict back in sorted order.
             return replaced, _Pairs(output.losses), _Pairs(output.diagnostics)
 
         if self.microbatches == 1:
             return evaluate(_none_of(model_state), batches, key)
+        if mask is not None:
+            raise ValueError(
+                f"microbatches={self.microbatches} averages over slices of a batch, and filled up they do "
+                "not have equally many rows that count. Pass microbatches=1, or another `uneven`."
+            )
         slices = _Pairs({name: _sliced(rows, name, self.microbatches) for name, rows in batches.items()})
         return _one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
 

@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from phijax_rng import _checks, keys, predict, processes, starts
-from phijax_rng.arguments import require_datamodule, require_module, require_one, require_optimizer
+from phijax_rng.arguments import (
+    require_datamodule,
+    require_masked,
+    require_module,
+    require_one,
+    require_optimizer,
+)
 from phijax_rng.auditing import AuditReport
 from phijax_rng.balancers import LossBalancer
 from phijax_rng.callbacks import Callback, checked
@@ -25,7 +31,7 @@ from phijax_rng.feeds import make_feed
 from phijax_rng.looks import Looks
 from phijax_rng.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.module import DataModule, LossModule
-from phijax_rng.placement import UNEVEN, Placement, require_devices, resolve
+from phijax_rng.placement import Placement, require_devices, resolve
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
 from phijax_rng.rebalancing import require_fitting_state
@@ -33,6 +39,7 @@ from phijax_rng.record import Record
 from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult
 from phijax_rng.run import Run, described_training, require_batches, require_inside, restored_with_source
+from phijax_rng.shares import UNEVEN
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
@@ -59,8 +66,9 @@ class Trainer:
             all, a device, a sequence of devices, or a mesh; see `placement`.
         shardings: `state -> shardings` for a state that is split over several devices, a pytree (or a
             prefix of one) of `PartitionSpec`s; a copy on every device for `None`.
-        uneven: a batch whose rows the devices cannot share equally is refused (`"refuse"`) or drawn
-            whole on every device (`"whole"`).
+        uneven: a batch whose rows the devices cannot share equally is refused (`"refuse"`), drawn
+            whole on every device (`"whole"`), or filled up to the next number of rows that they can share
+            (`"pad"`): then the losses have a parameter named `mask`, which says which rows count.
         microbatches: into how many slices each batch is cut, one evaluated after the other, so that the
             activations of one slice are held at a time; see `LossTrainStep`. It moves no row.
 
@@ -96,6 +104,11 @@ class Trainer:
         if self.shardings is not None:
             _checks.function(self.shardings, "shardings")
         _checks.one_of(self.uneven, "uneven", UNEVEN)
+        if self.uneven == "pad" and self.microbatches != 1:
+            raise ValueError(
+                f"microbatches={self.microbatches} averages over slices of a batch, and with uneven='pad' "
+                "these do not have equally many rows that count. Pass one of the two."
+            )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(
                 f"checkpoints must be a Checkpoints or None, got {self.checkpoints!r}. "
@@ -141,8 +154,13 @@ class Trainer:
         require_module(module, balancer)
         require_datamodule(datamodule)
         require_optimizer(optimizer)
+        require_masked(self.uneven, module)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
-        with StopSignals() as signals, self._begun(resume, ckpt_path, ckpt_step, weights_only) as start:
+        with (
+            processes.watched(),
+            StopSignals() as signals,
+            self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
+        ):
             place = self._placement()
             known = seed is None and start.continues
             root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
@@ -219,10 +237,12 @@ class Trainer:
                 f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
                 "is another update. Cut them there, or pass an optimizer."
             )
+        require_masked(self.uneven, module, train_step)
         if source is None:
             require_datamodule(datamodule)
         _checks.one_of(on_change, "on_change", _ON_CHANGE)
         with (
+            processes.watched(),
             StopSignals() as signals,
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),

@@ -1,0 +1,172 @@
+"""How devices share the rows of a batch: equally, or filled up until they can.
+
+    uneven="pad", 10 rows on 4 devices
+    rows     0 1 2 | 3 4 5 | 6 7 8 | 9 9 9        the last row stands in for what is missing
+    mask     T T T | T T T | T T T | T F F
+
+The rows that count are those of one device bit for bit, in their order. On one device nothing is filled up
+and nothing is added to the program.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from phijax_rng import masks, processes
+
+UNEVEN = ("refuse", "whole", "pad")
+"""What becomes of a batch whose rows the devices cannot share equally."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Which rows of a batch lie on which device.
+
+    Attributes:
+        mesh: `None` for one device.
+        axis: the axis of the mesh that rows are split over; empty for one device.
+        uneven: one of `UNEVEN`.
+    """
+
+    mesh: Mesh | None
+    axis: str
+    uneven: str
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches are filled up, and a mask says which rows count."""
+        return self.uneven == "pad"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts rows are split."""
+        return 1 if self.mesh is None else int(self.mesh.shape[self.axis])
+
+    def filled(self, size: int) -> int:
+        """How many rows a batch of `size` rows has once it is filled up."""
+        return -(-size // self.parts) * self.parts if self.pads else size
+
+    # Inside a compiled program
+
+    def split(self, batches: Any, sizes: Any = None) -> tuple[Any, dict[str, Any] | None]:
+        """Batches with their rows split over the devices, and which of them count; `None` for all.
+
+        Arrays without axes stay whole. With `uneven="whole"` so does a batch that cannot be shared, and with
+        `"pad"` it is filled up.
+
+        Args:
+            batches: as the source gave them.
+            sizes: how many rows are true, in place of each array, for batches that were filled up already.
+
+        Raises:
+            TypeError: batches without names, with `uneven="pad"`.
+            ValueError: the devices cannot share the rows equally, with `uneven="refuse"`.
+        """
+        if self.pads:
+            return self._padded(batches, sizes)
+        if self.mesh is None:
+            return batches, None
+        return jax.tree_util.tree_map_with_path(self._split, batches), None
+
+    def _padded(self, batches: Any, sizes: Any) -> tuple[Any, dict[str, Any]]:
+        counts = masks.row_counts(batches, sizes)
+        mask = {name: self._mask(count) for name, count in counts.items()}
+        filled = {name: jax.tree.map(self._filled_up, rows) for name, rows in batches.items()}
+        return filled, mask
+
+    def _mask(self, count: int) -> jax.Array:
+        return self._on_rows(jnp.arange(self.filled(count), dtype=jnp.int32) < count)
+
+    def _filled_up(self, leaf: Any) -> Any:
+        if self.mesh is None or not np.shape(leaf):
+            return leaf
+        size = int(np.shape(leaf)[0])
+        if not size % self.parts:
+            return self._on_rows(leaf)
+        # Drawn whole on every device, which then keeps its own rows: nothing is sent.
+        whole = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
+        places = np.minimum(np.arange(self.filled(size), dtype=np.int32), size - 1)
+        return self._on_rows(whole[places])
+
+    def _on_rows(self, leaf: Any) -> Any:
+        if self.mesh is None:
+            return leaf
+        rows = NamedSharding(self.mesh, PartitionSpec(self.axis))
+        return jax.lax.with_sharding_constraint(leaf, rows)
+
+    def _split(self, path: Any, leaf: Any) -> Any:
+        assert self.mesh is not None
+        if not np.shape(leaf):
+            return leaf
+        if np.shape(leaf)[0] % self.parts:
+            self._require_whole(path, int(np.shape(leaf)[0]))
+            return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
+        return self._on_rows(leaf)
+
+    def _require_whole(self, path: Any, rows: int) -> None:
+        if self.uneven == "whole":
+            return
+        below, above = rows // self.parts * self.parts, (rows // self.parts + 1) * self.parts
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            f"batches{jax.tree_util.keystr(path)} has {rows} rows, which {self.parts} devices cannot share "
+            f"equally. Use {nearest} rows, or Trainer(..., uneven='whole') to draw such a batch whole on "
+            "every device, or uneven='pad' to fill it up with rows that a mask leaves out."
+        )
+
+    # On the host
+
+    def own(self, size: int) -> np.ndarray[Any, Any] | None:
+        """Which true rows of a batch the devices of this process hold, ascending; `None` for all of them."""
+        if self.mesh is None or not self._spans or self.filled(size) % self.parts:
+            return None
+        places = [np.arange(rows.start, rows.stop) for rows in self._rows_of(self.filled(size)).values()]
+        return np.unique(np.minimum(np.concatenate(places), size - 1))
+
+    def spread_stacks(self, stacks: Any, sizes: Any) -> Any:
+        """Batches of several steps, the rows of each split over the devices that will read them.
+
+        Args:
+            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; their rows are all rows of a batch,
+                or those of `own`.
+            sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
+        """
+        return jax.tree.map(self._spread_stack, stacks, sizes)
+
+    def _spread_stack(self, leaf: Any, size: int) -> jax.Array:
+        if not size or self.filled(size) % self.parts:
+            return self._everywhere(leaf)
+        own = self.own(size)
+        if own is None or leaf.shape[1] == size:
+            own = np.arange(size)
+        parts = []
+        for device, rows in self._rows_of(self.filled(size)).items():
+            wanted = np.minimum(np.arange(rows.start, rows.stop), size - 1)
+            piece = np.take(np.asarray(leaf), np.searchsorted(own, wanted), axis=1)
+            parts.append(jax.device_put(piece, device, may_alias=False))
+        shape = (len(leaf), self.filled(size), *leaf.shape[2:])
+        return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)
+
+    def _everywhere(self, leaf: Any) -> jax.Array:
+        assert self.mesh is not None
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return processes.spread(leaf, whole) if self._spans else jax.device_put(leaf, whole)
+
+    @property
+    def _spans(self) -> bool:
+        return not self._stacks.is_fully_addressable
+
+    @property
+    def _stacks(self) -> NamedSharding:
+        """How the batches of several steps lie: rows are the second axis."""
+        assert self.mesh is not None
+        return NamedSharding(self.mesh, PartitionSpec(None, self.axis))
+
+    def _rows_of(self, size: int) -> dict[jax.Device, slice]:
+        """Which rows of a batch each device of this process holds."""
+        places = self._stacks.addressable_devices_indices_map((1, size)).items()
+        return {device: slice(*index[1].indices(size)[:2]) for device, index in places if index is not None}

@@ -1,0 +1,166 @@
+"""Batches that devices cannot share equally: filled up, masked, and trained as on one device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from phijax_rng import LossModule, Trainer, TrainLoop
+from phijax_rng.placement import resolve
+from phijax_rng.shares import Shares
+from tests import _devices, _problems
+from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._subprocess import in_eight
+
+COUNTS = (2, 4, 8)
+
+
+def true_rows(kept):
+    """The rows that count, by name; the shapes are those of a batch that was not filled up."""
+    return {
+        name: jax.tree.map(lambda leaf, name=name: np.asarray(leaf)[np.asarray(kept["mask"][name])], rows)
+        for name, rows in kept["batches"].items()
+    }
+
+
+def padded_batches():
+    """Batches of seven sizes on 2, 4 and 8 devices beside one, and rows from the host on 3."""
+    # From the host there are two stacks of 64 steps.
+    for hosted, steps, counts in ((False, 10, COUNTS), (True, 70, (3,))):
+        source = _devices.uneven_source(hosted)
+        alone, _ = _devices.masked_batches(resolve(1, uneven="pad"), source, steps)
+        for count in counts:
+            placed = resolve(count, shardings=_devices.rows_split, uneven="pad")
+            seen, loop = _devices.masked_batches(placed, source, steps)
+            for step, (kept, one) in enumerate(zip(seen, alone, strict=True)):
+                require_equal(kept, one, source(step))
+            for name in source.names:
+                mask, kept = (seen[0][part][name] for part in ("mask", "batches"))
+                size, filled = len(source(0)[name]["inputs"]), len(kept["inputs"])
+                assert np.asarray(mask).tolist() == [place < size for place in range(filled)]
+                shapes = {shard.data.shape[0] for shard in kept["inputs"].addressable_shards}
+                assert shapes == {filled // count} == {-(-size // count)}
+            text = loop._executable.as_text()
+            assert not re.search("all-gather|all-to-all|collective-permute", text), text
+            print(count, "devices: equal")
+
+
+def require_equal(kept, one, batch):
+    """Raises unless the rows that count are those of the batch, and so are those of one device."""
+    rows = true_rows(kept)
+    assert all(np.asarray(mask).all() for mask in one["mask"].values())
+    for name, wanted in jax.tree.map(np.asarray, batch).items():
+        if name == "normal":
+            np.testing.assert_array_max_ulp(rows[name]["inputs"], wanted["inputs"], maxulp=4)
+            continue
+        assert_trees_bitwise_equal(rows[name], wanted)
+        assert_trees_bitwise_equal(one["batches"][name], wanted)
+        filling = np.asarray(kept["batches"][name]["inputs"])[len(wanted["inputs"]) :]
+        assert (filling == wanted["inputs"][-1]).all(), "the last row stands in"
+    other = kept["batches"]["box"]["inputs"][1]
+    assert first_difference({"inputs": other}, {"inputs": batch["box"]["inputs"][0]}), "the control"
+
+
+def test_the_rows_that_count_are_those_of_one_device_and_nothing_is_sent():
+    lines = in_eight(padded_batches).splitlines()
+    assert lines == [f"{count} devices: equal" for count in (*COUNTS, 3)]
+
+
+def padded_runs():
+    """Parameters of 12 updates on several devices beside one, a resume on three, and who breaks it."""
+    import tempfile
+
+    from phijax_rng import Checkpoints
+
+    problem = _devices.uneven()
+    one = _devices.fit(12, problem=problem, uneven="pad")[0].state
+    away = _devices.farthest(_devices.fit(12, problem=problem, uneven="pad", devices=8)[0].state, one)
+    assert away < 1e-4, away
+    careless = _devices.uneven(careless=True)
+    away = _devices.farthest(_devices.fit(12, problem=careless, uneven="pad", devices=8)[0].state, one)
+    assert away > 1e-2, ("the control", away)
+    # From the host, with a balancer that reads the batches too.
+    hosted = _devices.uneven(resident=False)
+    options = {"balancer": _devices.balancer(), "uneven": "pad"}
+    alone = _devices.fit(12, problem=problem, **options)[0].state
+    folder = tempfile.mkdtemp()
+    _devices.fit(5, problem=hosted, devices=4, directory=folder, **options)
+    result, told = _devices.fit(12, problem=hosted, devices=3, directory=folder, **options)
+    assert "machine.devices: 4 in the checkpoint, 3 in this run" in told[0], told
+    assert [c["survives"] for c in Checkpoints(folder).contract()["run"]["changes"]] == ["rounding"]
+    weights = [np.asarray(state.balancer_state["weights"]) for state in (result.state, alone)]
+    np.testing.assert_allclose(*weights, rtol=1e-4)
+    assert not np.allclose(weights[1], 1), "the balancer was never updated"
+    for name in ("rng_key", "sampling_key", "balancer_key", "step"):
+        assert_trees_bitwise_equal(getattr(result.state, name), getattr(alone, name))
+    print("held", _devices.farthest(result.state, alone) < 1e-4)
+
+
+def test_a_run_on_filled_up_batches_is_that_of_one_device_and_goes_on_on_three():
+    assert in_eight(padded_runs) == "held True\n"
+
+
+# What is refused
+
+NO_MASK = (
+    "uneven='pad' fills batches up with rows that must not count, and {} take no mask. "
+    "Add a parameter named mask, {{batch name: bool of shape (rows,)}}, and average with "
+    "masked_mean(values, mask[name]); or pass another `uneven`."
+)
+
+
+def test_losses_that_take_no_mask_are_refused_before_anything_is_made():
+    heat = _problems.heat()
+    message = NO_MASK.format("the losses of module 'module'")
+    never = LossModule(pytest.fail, heat.module.losses, batch_keys=heat.module.batch_keys)
+    trainer = Trainer(1, uneven="pad", progress=False)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        trainer.fit(never, seed=0, **heat.arguments)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        trainer.fit_state(heat.module, heat.state(), optimizer=heat.optimizer, source=heat.source())
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):  # JAX adds to it
+        TrainLoop(heat.train_step, heat.state(), heat.source(), placement=resolve(1, uneven="pad"))
+
+
+def test_a_train_step_that_takes_no_mask_is_refused():
+    heat, message = _problems.heat(), NO_MASK.format("the losses of train_step")
+
+    def train_step(state, batches, key):
+        return state.replace(step=state.step + 1), {"fit": jnp.float32(0)}
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Trainer(1, uneven="pad", progress=False).fit_state(
+            None, heat.state(), train_step=train_step, source=heat.source()
+        )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainLoop(train_step, heat.state(), heat.source(), placement=resolve(1, uneven="pad"))
+
+
+def test_slices_of_a_batch_are_not_filled_up():
+    message = (
+        "microbatches=2 averages over slices of a batch, and with uneven='pad' these do not have equally "
+        "many rows that count. Pass one of the two."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Trainer(1, uneven="pad", microbatches=2)
+
+
+def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
+    shares = Shares(None, "", "pad")
+    message = (
+        "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the source, "
+        "or pass another `uneven`."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        shares.split(jnp.ones(3))
+    message = (
+        "batches['x'] has fields of 2 and 3 rows, which one mask cannot speak of. Make them equally long, or "
+        "put them into batches of their own."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        shares.split({"x": {"inputs": np.ones((3, 2)), "targets": np.ones(2)}})
+    batches, mask = shares.split({"x": {"inputs": np.ones((3, 2)), "scale": 1.0}, "time": np.float32(2)})
+    assert batches["x"]["scale"] == 1.0 and set(mask) == {"x"}
+    assert mask["x"].tolist() == [True] * 3
