@@ -187,6 +187,9 @@ class _Examination:
                 if seeded.setdefault(event.data, event) is not event:
                     text = "a generator of NumPy is seeded as one before it was, and repeats its numbers"
                     self._event_finding("restarted", event, text, rank="note")
+            elif event.kind == "frozen":
+                text = f"{event.data} keeps what its first call took from Python here; now it would take another"
+                self._event_finding("frozen", event, text)
             elif event.kind == "host":
                 self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
@@ -231,7 +234,7 @@ class _Examination:
         if event.keys is not None:
             shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
-        word = {"host": event.data, "host seed": "numpy.random.default_rng"}.get(
+        word = {"host": event.data, "host seed": "numpy.random.default_rng", "frozen": event.data}.get(
             event.kind, event.call.function
         )
         use = f"{word} at {event.place}"

@@ -32,6 +32,10 @@ MENDS = {
     ),
     "drawn and split": "Split first, and draw from one of the results; a key that was drawn from is spent.",
     "restarted": "Fold the absolute step in, or carry the key on, so that no step is drawn twice.",
+    "frozen": (
+        "Pass keys, counters and generators in as arguments and return them: jit and scan run Python once, "
+        "and repeat what it did."
+    ),
     "broadcast": "Split the key into one for each row, and map over the keys.",
     "batched rbg": "Use a Threefry key, or keys.exact_vmap: with rbg every row comes from the first key.",
     "constant seed": "Pass the key in; a seed written into a function gives every caller the same numbers.",

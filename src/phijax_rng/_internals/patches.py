@@ -1,10 +1,14 @@
 """What is replaced in JAX while a watcher is active, and put back after it."""
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import itertools
 import random
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +16,7 @@ import jax
 import jax.extend.core.primitives as jep
 import numpy as np
 
+from phijax_rng._internals.bodies import Bodies, body_types
 from phijax_rng._internals.walks import KINDS, RANDOM, RAW, WALKS, by_row, holds_draw, map_over_mesh
 from phijax_rng._internals.watcher import Evaluation, Watcher, Words, activate, active, mine, words_of
 
@@ -22,11 +27,19 @@ _HIDDEN_KINDS = {"random_wrap_p": "wrap", "random_unwrap_p": "unwrap"}
 """Primitives that JAX does not export; they live beside its typed keys."""
 
 _NEEDED = {
-    "core": ("eval_jaxpr", "EvalTrace", "set_current_trace", "jaxpr_as_fun", "NamedAxisEffect"),
+    "core": (
+        *("eval_jaxpr", "jaxpr_as_fun", "NamedAxisEffect", "Trace", "Tracer", "EvalTrace", "trace_ctx"),
+        *("set_current_trace", "typeof", "is_concrete", "to_concrete_value"),
+    ),
     "dispatch": ("xla_primitive_callable",),
     "stages": ("Compiled",),
     "api": ("argnums_partial2",),
-    "config": ("_check_vma",),
+    "config": (
+        *("_check_vma", "disable_jit", "scan3", "jax_xla_profile_version", "trace_context", "config_ext"),
+    ),
+    "lib": ("jax_jit",),
+    "pjit": ("_infer_params", "_run_python_pjit"),
+    "lax.control_flow.loops": ("scan", "scan3"),
     "source_info_util": ("user_context", "current_name_stack", "current"),
     "interpreters.ad": ("linearize", "jvp", "backward_pass3", "ct_check"),
     "interpreters.batching": ("BatchTrace", "BatchTracer"),
@@ -36,6 +49,7 @@ _NEEDED = {
 }
 
 
+_PROFILE = -20
 _lock = threading.Lock()
 _numbers = itertools.count()
 
@@ -58,11 +72,34 @@ def watching(watcher: Watcher) -> Iterator[None]:
         patches = _Patches()
         stack.callback(patches.restore)
         _install(patches, source)
-        stack.enter_context(jax.disable_jit())
+        _enter_open_jit(stack, source)
         stack.enter_context(jax.debug_key_reuse(False))  # it would raise where we report
         activate(watcher)
         stack.callback(activate, None)
         yield
+
+
+def _enter_open_jit(stack: contextlib.ExitStack, source: dict[str, Any]) -> None:
+    """Runs what JAX would compile op by op, by way of its Python code, where `_install_bodies` waits for it.
+
+    `jax.disable_jit` is read twice: by JAX's Python code, and by its C++ code, which would call the
+    function at once. The C++ code keeps what it learns by a key, and the version of a profile that
+    nobody has, which means nothing to the compiler below one, makes that another key.
+    """
+    config, jax_jit = source["config"], source["lib"].jax_jit
+    stack.enter_context(jax.disable_jit())
+    stack.enter_context(config.jax_xla_profile_version(_PROFILE))
+    stack.enter_context(config.scan3(True))
+    stack.callback(jax_jit.set_disable_jit_state, config.disable_jit)
+    jax_jit.set_disable_jit_state(_never(config))
+
+
+@functools.cache
+def _never(config: Any) -> Any:
+    """A setting that is false, in every thread."""
+    return config.config_ext.Config(
+        "phijax_rng_never", False, include_in_jit_key=False, include_in_trace_context=False
+    )
 
 
 def _jax_internals() -> dict[str, Any]:
@@ -117,6 +154,7 @@ def _install(patches: _Patches, source: dict[str, Any]) -> None:
         primitive = getattr(jep, name)
         patches.set(primitive, "impl", _walked(primitive.impl, walk))
     patches.set(jep.while_p, "bind", _bind_while)
+    _install_bodies(patches, source)
     _install_evaluation(patches, source)
     _install_differentiation(patches, source)
     _install_mapping(patches, source)
@@ -178,6 +216,80 @@ def _bind_while(*args: Any, **params: Any) -> Any:
     if (watcher := mine()) is not None:
         watcher.discard_loop()
     return type(jep.while_p).bind(jep.while_p, *args, **params)
+
+
+def _install_bodies(patches: _Patches, source: dict[str, Any]) -> None:
+    core, config, pjit, loops = (
+        source[name] for name in ("core", "config", "pjit", "lax.control_flow.loops")
+    )
+    bodies = Bodies(core, config.trace_context)
+    infer, run = pjit._infer_params, pjit._run_python_pjit
+
+    def _infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        called = sys._getframe(1).f_code.co_name == "cache_miss"  # and not lowered, or looked at
+        if not called or mine() is None or not config.disable_jit.value:
+            return infer(fun, options, args, kwargs)
+        return _Opened(options), []
+
+    def _run_python_pjit(params: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(params, _Opened):
+            return run(params, flat, fun, args, kwargs)
+        out = bodies.call(fun, args, kwargs, params.options)
+        no_program = types.SimpleNamespace(effects=(), consts=())
+        return out, [], None, [], no_program, None, None, []
+
+    patches.set(pjit, "_infer_params", _infer_params)
+    patches.set(pjit, "_run_python_pjit", _run_python_pjit)
+    scan = loops.scan
+
+    def scan3(f: Any, init: Any, xs: Any, length: Any, reverse: bool, unroll: Any) -> Any:
+        steps = _length_of(xs, length)
+        if mine() is not None and config.disable_jit.value and steps:
+            return bodies.scan(f, init, xs, steps, reverse)
+        with config.scan3(False), contextlib.nullcontext() if steps else jax.disable_jit(False):
+            return scan(f, init, xs, length, reverse, unroll)
+
+    patches.set(loops, "scan3", scan3)
+    is_concrete = core.is_concrete
+
+    def looked_at(x: Any) -> bool:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name in ("cond", "switch") and mine() is not None:
+            bodies.branch(frame)
+        return bool(is_concrete(x))
+
+    patches.set(core, "is_concrete", looked_at)
+    _install_closures(patches, core)
+
+
+@dataclasses.dataclass
+class _Opened:
+    """In place of the parameters of a `jit`: its options."""
+
+    options: Any
+
+
+def _length_of(xs: Any, length: Any) -> int | None:
+    """Steps of a scan, where its arguments agree on them."""
+    lengths = {jax.numpy.shape(x)[:1] for x in jax.tree.leaves(xs)} | ({(length,)} if length is not None else set())
+    return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
+
+
+def _install_closures(patches: _Patches, core: Any) -> None:
+    """A custom rule that runs outside of a body may hold values of that body."""
+    _, tracer_type = body_types(core)
+    process = core.EvalTrace.process_primitive
+
+    def process_primitive(trace: Any, primitive: Any, args: Any, params: Any, /) -> Any:
+        return process(trace, primitive, [_outside(x, tracer_type) for x in args], params)
+
+    patches.set(core.EvalTrace, "process_primitive", process_primitive)
+
+
+def _outside(x: Any, tracer_type: Any) -> Any:
+    while isinstance(x, tracer_type) and x._trace.open:
+        x = x.val
+    return x
 
 
 def _install_evaluation(patches: _Patches, source: dict[str, Any]) -> None:

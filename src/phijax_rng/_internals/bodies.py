@@ -1,0 +1,323 @@
+"""What `jit` and `scan` do to a Python function, in the open: its arguments are copies, its Python runs once.
+
+The program that JAX keeps repeats what the Python code did at its first call; an audit runs that code at
+every call, to see each draw. The two are the same as long as the code takes nothing from Python that
+changes in between: no counter, no key in an attribute, no generator of NumPy. So inside a body every
+value that is computed is a tracer that knows its value, and whatever enters an operation and is no
+tracer is one of those things that JAX would keep. At a later call it must be what it was at the first;
+if not, the watcher is told.
+
+    first call    x = x + normal(fold_in(key, 0))     key and 0 enter from Python: remembered, by line
+    second call   x = x + normal(fold_in(key, 1))     1 was not there: JAX would have repeated 0
+"""
+
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from phijax_rng._internals.watcher import mine, words_of
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+Constants = dict[Hashable, set[Hashable]]
+"""Where a value entered from Python -> the values that entered there."""
+
+
+class Bodies:
+    """The bodies of one audit, and what each took from Python when it first ran."""
+
+    def __init__(self, core: Any, trace_context: Callable[[], Hashable]):
+        self.core = core
+        self.trace_context = trace_context
+        self.known: dict[Hashable, Constants] = {}
+        self.branches: dict[int, tuple[Any, int]] = {}
+        self._digests: dict[int, tuple[Any, Hashable]] = {}
+
+    def call(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
+        """What `jit(fun)(*args, **kwargs)` gives."""
+        fixed, moving = _sorted_arguments(args, kwargs, options)
+        if _is_of_jax(fun) and not any(map(callable, fixed.values())):
+            return fun(*args, **kwargs)  # its own functions keep nothing
+        leaves, tree = jax.tree.flatten(moving)
+        known = self.known.setdefault(self._signature(fun, fixed, tree, leaves), {})
+        return self.run(functools.partial(_with_fixed, fun, len(args), fixed), leaves, tree, known, "jit")
+
+    def scan(self, body: Any, init: Any, xs: Any, length: int, reverse: bool) -> Any:
+        """What `lax.scan` gives for at least one step."""
+        known: Constants = {}
+        carry, stacked = init, []
+        for index in reversed(range(length)) if reverse else range(length):
+            row = jax.tree.map(lambda x, at=index: jax.lax.index_in_dim(x, at, keepdims=False), xs)
+            leaves, tree = jax.tree.flatten((carry, row))
+            carry, y = self.run(lambda both: body(*both), leaves, tree, known, "scan")
+            stacked.append(y)
+        ordered = stacked[::-1] if reverse else stacked
+        return carry, jax.tree.map(lambda *ys: jax.numpy.stack(ys), *ordered)
+
+    def run(self, fun: Any, leaves: list[Any], tree: Any, known: Constants, what: str) -> Any:
+        """`fun` of the tree with these leaves, as a body."""
+        core, parent = self.core, self.core.trace_ctx.trace
+        if not _is_known(parent):  # written down for later: Python runs once, as ever
+            return _copied(fun(jax.tree.unflatten(tree, leaves)))
+        trace_type, tracer_type = body_types(core)
+        trace = trace_type(parent, self, known, what)
+        try:
+            with core.set_current_trace(trace):
+                given = [tracer_type(trace, _as_array(x)) if _is_array(x) else x for x in leaves]
+                out, out_tree = jax.tree.flatten(fun(jax.tree.unflatten(tree, given)))
+            return jax.tree.unflatten(out_tree, [trace.value(x) for x in out])
+        finally:
+            trace.close()
+            if type(parent).__name__ == "EvalTrace":
+                self.branches.clear()  # frames hold what their functions hold
+
+    def branch(self, frame: Any) -> None:
+        """`lax.cond` or `lax.switch` looks at its predicate in this frame."""
+        trace = self.core.trace_ctx.trace
+        while trace is not None and type(trace).__name__ != "BodyTrace":
+            trace = getattr(trace, "parent_trace", None)
+        if trace is not None:
+            line = _line_outside(frame)
+            trace.branches[line] = trace.branches.get(line, 0) + 1
+            self.branches[id(frame)] = frame, trace.branches[line]
+
+    def digest(self, value: Any) -> Hashable:
+        """What two equal values have in common; `None` for what is not known here."""
+        if isinstance(value, self.core.Tracer):
+            return None
+        if isinstance(value, jax.Array):
+            # An array stays what it is, and is kept alive, so that no other gets its id.
+            if id(value) not in self._digests:
+                self._digests[id(value)] = value, _bytes_of(value)
+            return self._digests[id(value)][1]
+        return _bytes_of(value)
+
+    def place(self) -> Hashable:
+        """The innermost line outside of JAX, and which of the branches at its line each one around it is."""
+        frame: Any = sys._getframe(2)
+        line, branches = _line_outside(frame), []
+        while frame is not None and frame.f_code is not Bodies.run.__code__:
+            if id(frame) in self.branches:  # alive, so no other has its id
+                branches.append(self.branches[id(frame)][1])
+            frame = frame.f_back
+        return line, tuple(branches)
+
+    def _signature(self, fun: Any, fixed: Any, tree: Any, leaves: list[Any]) -> Hashable:
+        types = tuple(self.core.typeof(x) if _is_array(x) else type(x) for x in leaves)
+        return _Same(fun), _Fixed(fixed), tree, types, self.trace_context()
+
+
+@functools.cache
+def body_types(core: Any) -> tuple[Any, Any]:
+    """The trace and the tracer of a body; classes, because JAX's own are known only when an audit begins."""
+
+    class BodyTracer(core.Tracer):  # type: ignore[misc]
+        """A value computed inside a body, with the value."""
+
+        __slots__ = ("val",)
+
+        def __init__(self, trace: Any, val: Any):
+            super().__init__(trace, core.typeof(val))
+            self.val = val
+
+        def to_concrete_value(self) -> Any:
+            return core.to_concrete_value(self.val)
+
+    class BodyTrace(core.Trace):  # type: ignore[misc]
+        """Does every operation where it was done without the body, and sees what enters from Python."""
+
+        def __init__(self, parent: Any, bodies: Bodies, known: Constants, what: str):
+            super().__init__()
+            self.parent_trace = parent
+            self.open = True
+            self._bodies, self._known, self._what = bodies, known, what
+            self._new: Constants = {}
+            self.branches: dict[Hashable, int] = {}
+
+        def close(self) -> None:
+            self.open = False
+            for place, values in self._new.items():
+                self._known.setdefault(place, values)
+
+        def wrap(self, value: Any) -> Any:
+            return BodyTracer(self, value)
+
+        def value(self, x: Any) -> Any:
+            """What a result of the body is outside of it."""
+            if isinstance(x, BodyTracer) and (x._trace is self or not x._trace.open):
+                return x.val
+            return _as_array(x) if _is_array(x) else x
+
+        def lowered(self, operands: Iterable[Any], word: str) -> list[Any]:
+            return [self._lower(x, (word, index)) for index, x in enumerate(operands)]
+
+        def _lower(self, x: Any, operand: tuple[str, int]) -> Any:
+            if not isinstance(x, BodyTracer):
+                digest = self._bodies.digest(x)
+                if digest is not None:
+                    self._look_up((*operand, self._bodies.place()), digest)
+                return x
+            if x._trace is self:
+                return x.val
+            if not x._trace.open:
+                self._tell((*operand, self._bodies.place()))
+                return x.val
+            return x
+
+        def _look_up(self, place: Hashable, digest: Hashable) -> None:
+            if place not in self._known:
+                self._new.setdefault(place, set()).add(digest)
+            elif digest not in self._known[place]:
+                self._known[place].add(digest)
+                self._tell(place)
+
+        def _tell(self, place: Hashable) -> None:
+            if (watcher := mine()) is not None:
+                watcher.record("frozen", None, None, data=self._what)
+
+        def stage_value(self, val: Any) -> Any:
+            return val if isinstance(val, BodyTracer) and val._trace is self else self.wrap(val)
+
+        def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+            values = self.lowered(tracers, primitive.name)
+            avals = [core.typeof(value) for value in values]
+            out = primitive.bind_with_trace(self.parent_trace, values, avals, params)
+            return [self.wrap(x) for x in out] if primitive.multiple_results else self.wrap(out)
+
+        def process_call(self, primitive: Any, fun: Any, tracers: Any, params: Any, /) -> Any:
+            with core.set_current_trace(self):
+                return fun.call_wrapped(*tracers)
+
+        def _custom(self, rule: str, primitive: Any, fun: Any, rest: Any, tracers: Any, params: Any) -> Any:
+            if not _differentiates(self.parent_trace):
+                with core.set_current_trace(self):
+                    return fun.call_wrapped(*tracers)
+            process = getattr(self.parent_trace, rule)
+            outs = process(primitive, fun, *rest, self.lowered(tracers, primitive.name), **params)
+            return [self.wrap(x) for x in outs]
+
+        def process_custom_jvp_call(
+            self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+        ) -> Any:
+            return self._custom("process_custom_jvp_call", primitive, fun, (jvp,), tracers, params)
+
+        def process_custom_vjp_call(
+            self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+        ) -> Any:
+            return self._custom("process_custom_vjp_call", primitive, fun, (fwd, bwd), tracers, params)
+
+        def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+            values = self.lowered(tracers, primitive.name)
+            return [self.wrap(x) for x in self.parent_trace.process_shard_map(primitive, fun, values, **params)]
+
+        def cur_qdd(self, x: Any) -> Any:
+            return self.parent_trace.cur_qdd(x)
+
+    return BodyTrace, BodyTracer
+
+
+class _Same:
+    """A function as JAX tells it from others: by identity, or the same method of the same object."""
+
+    def __init__(self, fun: Any):
+        self.fun = fun
+        self.identity = (
+            (id(fun.__self__), id(fun.__func__)) if isinstance(fun, types.MethodType) else id(fun)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.identity == self.identity
+
+
+class _Fixed:
+    """Static arguments, compared as JAX compares them."""
+
+    def __init__(self, fixed: dict[Hashable, Any]):
+        self.fixed = fixed
+
+    def __hash__(self) -> int:
+        return hash(tuple((place, type(value), hash(value)) for place, value in self.fixed.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Fixed) and self.fixed == other.fixed
+
+
+def _sorted_arguments(args: Any, kwargs: Any, options: Any) -> tuple[dict[Hashable, Any], Any]:
+    """The static arguments by place, and all others."""
+    static = {place % len(args) for place in options.static_argnums if -len(args) <= place < len(args)}
+    fixed: dict[Hashable, Any] = {place: args[place] for place in sorted(static)}
+    fixed |= {name: kwargs[name] for name in options.static_argnames if name in kwargs}
+    moving = [x for place, x in enumerate(args) if place not in static]
+    return fixed, (moving, {name: x for name, x in kwargs.items() if name not in fixed})
+
+
+def _with_fixed(fun: Any, count: int, fixed: dict[Hashable, Any], moving: Any) -> Any:
+    given, named = moving
+    rest = iter(given)
+    args = [fixed[place] if place in fixed else next(rest) for place in range(count)]
+    return fun(*args, **named, **{name: value for name, value in fixed.items() if isinstance(name, str)})
+
+
+def _is_known(trace: Any) -> bool:
+    """Whether values are computed here, and not written down as a program."""
+    while trace is not None and type(trace).__name__ != "EvalTrace":
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def _differentiates(trace: Any) -> bool:
+    while type(trace).__name__ in ("BodyTrace", "BatchTrace"):
+        trace = trace.parent_trace
+    return type(trace).__name__ != "EvalTrace"
+
+
+@functools.lru_cache(maxsize=4096)
+def _file_is_of_jax(file: str) -> bool:
+    return os.path.abspath(file).startswith(_JAX)
+
+
+def _is_of_jax(fun: Any) -> bool:
+    while hasattr(fun, "__wrapped__"):
+        fun = fun.__wrapped__
+    code = getattr(fun, "__code__", None)
+    return code is not None and _file_is_of_jax(code.co_filename)
+
+
+def _line_outside(frame: Any) -> Hashable:
+    """The innermost line outside of JAX and of this folder."""
+    while frame is not None and frame.f_code.co_filename.startswith((_JAX, _HERE)):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+
+
+def _copied(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _bytes_of(value: Any) -> Hashable:
+    try:
+        if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return words_of(value).implementation, value.shape, words_of(value).rows.tobytes()
+        array = np.asarray(value)
+        return str(array.dtype), array.shape, array.tobytes()
+    except (TypeError, ValueError, RuntimeError):  # neither an array nor a number
+        return None
