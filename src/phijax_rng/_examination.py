@@ -96,10 +96,19 @@ class _Examination:
             groups = tuple(group for group, _, _ in rows)
             first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
             if first is not use and self.history.rows[first.event.call.number] != rows:
-                self._report("broadcast", bits, [first], rows=rows[-1][2])
+                if not rows[-1][2].excused and not self._computed_again(bits, first.event):
+                    self._report("broadcast", bits, [first], rows=rows[-1][2].size)
             elif first is not use:
                 kept[(use.index,)] = use
         return sorted(kept.values(), key=lambda use: use.index)
+
+    def _computed_again(self, bits: Bits, event: Event) -> bool:
+        """Whether a backward pass draws what the forward pass drew, as `checkpoint` does under `jacrev`."""
+        signature = (event.call.function, event.shape, event.bits, event.place)
+        return event.backward and any(
+            use.draws and not use.event.backward and use.signature == signature
+            for use in self.history.uses[bits]
+        )
 
     def _without_positions(self, draws: list[Use]) -> list[Use]:
         """A keyed permutation may be asked for other positions with the same key."""
@@ -181,7 +190,8 @@ class _Examination:
         legacy: dict[Place, Event] = {}
         seeded: dict[str, Event] = {}
         for bits, use in self.history.spread.items():
-            self._report("broadcast", bits, [use], rows=use.event.rows[-1][2])
+            if not use.event.rows[-1][2].excused and not self._computed_again(bits, use.event):
+                self._report("broadcast", bits, [use], rows=use.event.rows[-1][2].size)
         for event in self.history.events:
             if event.kind == "host seed":
                 if seeded.setdefault(event.data, event) is not event:
@@ -212,8 +222,11 @@ class _Examination:
         if event.keys.implementation in _RBG and len(event.keys.rows) > 1 and event.kind == "bits":
             text = f"{len(event.keys.rows)} rows are drawn from keys of {event.keys.implementation} at once"
             self._event_finding("batched rbg", event, text, names)
-        spread = [size for size, name, mapped in event.maps if not mapped and size > 1]
-        over_mesh = [name for _, name, mapped in event.maps if not mapped and name in event.meshes]
+        shared = [around for around in event.maps if around.shared]
+        spread = [around.size for around in shared]
+        over_mesh = [around.name for around in shared if around.name in event.meshes]
+        if all(self._computed_again(bits, event) for bits in bits_of(event.keys)):
+            return
         if len(spread) > len(over_mesh):
             text = f"one key, {names[0]}, gives the same numbers to all {max(spread)} rows of a vmap"
             self._event_finding("broadcast", event, text, names)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng._observe import Event, Place
+from phijax_rng._observe import Event, Place, Row
 from phijax_rng.findings import Bits, Draw, bits_of, fingerprint
 
 _DERIVATIONS = ("split", "fold_in", "key", "PRNGKey", "wrap_key_data", "key_data", "clone", "key_impl")
@@ -138,7 +138,7 @@ class History:
     def _read_uses(self) -> None:
         inner: dict[int, set[Bits]] = defaultdict(set)  # keys made inside a call of jax.random
         counted: set[tuple[int, Bits]] = set()
-        first_rows: dict[tuple[int, Bits], tuple[tuple[int, int, int], ...]] = {}
+        first_rows: dict[tuple[int, Bits], tuple[Row, ...]] = {}
         for index, event in enumerate(self.events):
             speaking = event.speaking[0] if event.speaking else ""
             drawn = event.kind in ("bits", "gamma") or (event.kind == "unwrap" and speaking == "host_rng")
@@ -213,9 +213,9 @@ def seed_in(event: Event) -> int:
     return int(high) << 32 | int(low)
 
 
-def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], ...]]:
+def _common_rows(events: list[Event]) -> dict[int, tuple[Row, ...]]:
     """Call -> the rows that it ran in; not those that it opened itself, as `poisson` does under `vmap`."""
-    common: dict[int, tuple[tuple[int, int, int], ...]] = {}
+    common: dict[int, tuple[Row, ...]] = {}
     for event in events:
         before = common.setdefault(event.call.number, event.rows)
         same = sum(
@@ -228,7 +228,7 @@ def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], .
     return common
 
 
-def _other_row(first: tuple[tuple[int, int, int], ...], later: tuple[tuple[int, int, int], ...]) -> bool:
+def _other_row(first: tuple[Row, ...], later: tuple[Row, ...]) -> bool:
     """Whether two events lie in different rows of one `vmap`."""
     pairs = zip(first, later, strict=False)
     return any(one[0] == other[0] and one[1] != other[1] for one, other in pairs)

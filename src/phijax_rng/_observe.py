@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from phijax_rng import _internals
-from phijax_rng._internals import Words
+from phijax_rng._internals import Mapped, Words
 from phijax_rng._reachable import digest_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -89,6 +89,10 @@ class Call:
     dtype: str | None = None
 
 
+Row = tuple[int, int, Mapped]
+"""Group, place in the group, and the map whose rows they are."""
+
+
 @dataclasses.dataclass
 class Event:
     """One random primitive that ran, or one draw from a generator of the host.
@@ -102,8 +106,8 @@ class Event:
         place: who asked.
         call: the call it belongs to.
         speaking: a function of this package around it, and what it was asked for.
-        maps: `(size, axis name, whether the key is mapped)` for every `vmap` around it.
-        rows: `(group, row, size)` for every `vmap` around it that was taken row by row.
+        maps: every `vmap` around it.
+        rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
         differentiations: `(number, digest of what it was given)` for every differentiation around it.
         backward: whether it ran in a backward pass.
         meshes: names of the mesh axes around it.
@@ -119,8 +123,8 @@ class Event:
     shape: tuple[int, ...] = ()
     bits: int = 32
     speaking: tuple[str, Any] | None = None
-    maps: tuple[Any, ...] = ()
-    rows: tuple[tuple[int, int, int], ...] = ()
+    maps: tuple[Mapped, ...] = ()
+    rows: tuple[Row, ...] = ()
     differentiations: tuple[tuple[int, str], ...] = ()
     backward: bool = False
     meshes: tuple[str, ...] = ()
@@ -146,7 +150,9 @@ class Observer:
         self.differentiating: Any = None
         self.stacks: dict[str, list[Any]] = {
             name: []
-            for name in ("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "backward")
+            for name in (
+                *("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "pushes", "backward"),
+            )
         }
         self._numbers = iter(range(sys.maxsize))
         self._call: tuple[Any, Call] | None = None

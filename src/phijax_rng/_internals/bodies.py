@@ -188,7 +188,8 @@ def body_types(core: Any) -> tuple[Any, Any]:
         def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
             values = self.lowered(tracers, primitive.name)
             avals = [core.typeof(value) for value in values]
-            out = primitive.bind_with_trace(self.parent_trace, values, avals, params)
+            with core.set_current_trace(core.eval_trace):  # as in `bind`, which is not always around
+                out = primitive.bind_with_trace(self.parent_trace, values, avals, params)
             return [self.wrap(x) for x in out] if primitive.multiple_results else self.wrap(out)
 
         def process_call(self, primitive: Any, fun: Any, tracers: Any, params: Any, /) -> Any:
@@ -291,6 +292,14 @@ def _is_of_jax(fun: Any) -> bool:
         fun = fun.__wrapped__
     code = getattr(fun, "__code__", None)
     return code is not None and _file_is_of_jax(code.co_filename)
+
+
+def asking_frame() -> Any:
+    """The frame of JAX that called a function put in the place of one of JAX's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not frame.f_code.co_filename.startswith(_JAX):
+        frame = frame.f_back  # of a type checker
+    return frame
 
 
 def _line_outside(frame: Any) -> Hashable:
