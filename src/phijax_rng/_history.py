@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng._observe import Event, Place, Row
+from phijax_rng._observe import Event, Row
+from phijax_rng._places import Place
 from phijax_rng.findings import Bits, Draw, bits_of, fingerprint
 
 _DERIVATIONS = ("split", "fold_in", "key", "PRNGKey", "wrap_key_data", "key_data", "clone", "key_impl")
@@ -172,18 +173,27 @@ class History:
 
     def name(self, bits: Bits) -> str:
         """The name a key was given, or how it was derived."""
-        found = self._names.get(bits) or self.labels.get(bits)
-        if found is None:
-            self._names[bits] = fingerprint(bits)  # ends a circle of derivations
-            found = self._derived_name(bits)
-        self._names[bits] = found
+        chain: list[tuple[Bits, str]] = []  # as long as the steps of a loop that carries its key
+        found = self._known_name(bits)
+        while found is None:
+            first = next(iter(self.derivations.get(bits, ())), None)
+            if first is None or first.word == "wrap":
+                found = fingerprint(bits)
+                self._names[bits] = found
+            elif first.parent is None:
+                found = first.label
+                self._names[bits] = found
+            else:
+                self._names[bits] = fingerprint(bits)  # ends a circle of derivations
+                chain.append((bits, first.label))
+                bits = first.parent
+                found = self._known_name(bits)
+        for child, label in reversed(chain):
+            found = self._names[child] = found + label
         return found
 
-    def _derived_name(self, bits: Bits) -> str:
-        first = next(iter(self.derivations.get(bits, ())), None)
-        if first is None or first.word == "wrap":
-            return fingerprint(bits)
-        return first.label if first.parent is None else self.name(first.parent) + first.label
+    def _known_name(self, bits: Bits) -> str | None:
+        return self._names.get(bits) or self.labels.get(bits)
 
     def draws(self) -> tuple[Draw, ...]:
         """Every draw, in order; the same draw by the same line once, with its count."""

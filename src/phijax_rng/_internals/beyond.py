@@ -100,7 +100,8 @@ def _with_report(maker: Any, name: str) -> Any:
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, maker) if cls is shown else super().__instancecheck__(instance)
 
-    shown: Any = Reporting(maker.__name__, (maker,), {"__doc__": maker.__doc__, "__module__": maker.__module__})
+    told = {"__doc__": maker.__doc__, "__module__": maker.__module__}
+    shown: Any = Reporting(maker.__name__, (maker,), told)
     return shown
 
 

@@ -15,13 +15,13 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import numpy as np
 
-from phijax_rng._internals.watcher import mine, words_of
+from phijax_rng._internals.watcher import words_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -34,7 +34,10 @@ class Bodies:
     """The bodies of one audit, and what each took from Python when it first ran."""
 
     def __init__(self, core: Any, trace_context: Callable[[], Hashable]):
-        self.core = core
+        # JAX's own classes are its bases, and are there for certain once all names were looked up.
+        from phijax_rng._internals import body_traces  # noqa: PLC0415
+
+        self.core, self.types = core, body_traces
         self.trace_context = trace_context
         self.known: dict[Hashable, Constants] = {}
         self.branches: dict[int, tuple[Any, int]] = {}
@@ -49,7 +52,7 @@ class Bodies:
         known = self.known.setdefault(self._signature(fun, fixed, tree, leaves), {})
         return self.run(functools.partial(_with_fixed, fun, len(args), fixed), leaves, tree, known, "jit")
 
-    def scan(self, body: Any, init: Any, xs: Any, length: int, reverse: bool) -> Any:
+    def scan(self, body: Any, init: Any, xs: Any, length: int, *, reverse: bool) -> Any:
         """What `lax.scan` gives for at least one step."""
         known: Constants = {}
         carry, stacked = init, []
@@ -66,17 +69,22 @@ class Bodies:
         core, parent = self.core, self.core.trace_ctx.trace
         if not _is_known(parent):  # written down for later: Python runs once, as ever
             return _copied(fun(jax.tree.unflatten(tree, leaves)))
-        trace_type, tracer_type = body_types(core)
-        trace = trace_type(parent, self, known, what)
+        trace = self.types.BodyTrace(parent, self, known, what)
         try:
             with core.set_current_trace(trace):
-                given = [tracer_type(trace, _as_array(x)) if _is_array(x) else x for x in leaves]
+                given = [trace.wrap(as_array(x)) if is_array(x) else x for x in leaves]
                 out, out_tree = jax.tree.flatten(fun(jax.tree.unflatten(tree, given)))
             return jax.tree.unflatten(out_tree, [trace.value(x) for x in out])
         finally:
             trace.close()
             if type(parent).__name__ == "EvalTrace":
                 self.branches.clear()  # frames hold what their functions hold
+
+    def outside(self, x: Any) -> Any:
+        """What a value of an open body is outside of it."""
+        while isinstance(x, self.types.BodyTracer) and x._trace.open:
+            x = x.val
+        return x
 
     def branch(self, frame: Any) -> None:
         """`lax.cond` or `lax.switch` looks at its predicate in this frame."""
@@ -110,118 +118,8 @@ class Bodies:
         return line, tuple(branches)
 
     def _signature(self, fun: Any, fixed: Any, tree: Any, leaves: list[Any]) -> Hashable:
-        types = tuple(self.core.typeof(x) if _is_array(x) else type(x) for x in leaves)
+        types = tuple(self.core.typeof(x) if is_array(x) else type(x) for x in leaves)
         return _Same(fun), _Fixed(fixed), tree, types, self.trace_context()
-
-
-@functools.cache
-def body_types(core: Any) -> tuple[Any, Any]:
-    """The trace and the tracer of a body; classes, because JAX's own are known only when an audit begins."""
-
-    class BodyTracer(core.Tracer):  # type: ignore[misc]
-        """A value computed inside a body, with the value."""
-
-        __slots__ = ("val",)
-
-        def __init__(self, trace: Any, val: Any):
-            super().__init__(trace, core.typeof(val))
-            self.val = val
-
-        def to_concrete_value(self) -> Any:
-            return core.to_concrete_value(self.val)
-
-    class BodyTrace(core.Trace):  # type: ignore[misc]
-        """Does every operation where it was done without the body, and sees what enters from Python."""
-
-        def __init__(self, parent: Any, bodies: Bodies, known: Constants, what: str):
-            super().__init__()
-            self.parent_trace = parent
-            self.open = True
-            self._bodies, self._known, self._what = bodies, known, what
-            self._new: Constants = {}
-            self.branches: dict[Hashable, int] = {}
-
-        def close(self) -> None:
-            self.open = False
-            for place, values in self._new.items():
-                self._known.setdefault(place, values)
-
-        def wrap(self, value: Any) -> Any:
-            return BodyTracer(self, value)
-
-        def value(self, x: Any) -> Any:
-            """What a result of the body is outside of it."""
-            if isinstance(x, BodyTracer) and (x._trace is self or not x._trace.open):
-                return x.val
-            return _as_array(x) if _is_array(x) else x
-
-        def lowered(self, operands: Iterable[Any], word: str) -> list[Any]:
-            return [self._lower(x, (word, index)) for index, x in enumerate(operands)]
-
-        def _lower(self, x: Any, operand: tuple[str, int]) -> Any:
-            if not isinstance(x, BodyTracer):
-                digest = self._bodies.digest(x)
-                if digest is not None:
-                    self._look_up((*operand, self._bodies.place()), digest)
-                return x
-            if x._trace is self:
-                return x.val
-            if not x._trace.open:
-                self._tell((*operand, self._bodies.place()))
-                return x.val
-            return x
-
-        def _look_up(self, place: Hashable, digest: Hashable) -> None:
-            if place not in self._known:
-                self._new.setdefault(place, set()).add(digest)
-            elif digest not in self._known[place]:
-                self._known[place].add(digest)
-                self._tell(place)
-
-        def _tell(self, place: Hashable) -> None:
-            if (watcher := mine()) is not None:
-                watcher.record("frozen", None, None, data=self._what)
-
-        def stage_value(self, val: Any) -> Any:
-            return val if isinstance(val, BodyTracer) and val._trace is self else self.wrap(val)
-
-        def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-            values = self.lowered(tracers, primitive.name)
-            avals = [core.typeof(value) for value in values]
-            with core.set_current_trace(core.eval_trace):  # as in `bind`, which is not always around
-                out = primitive.bind_with_trace(self.parent_trace, values, avals, params)
-            return [self.wrap(x) for x in out] if primitive.multiple_results else self.wrap(out)
-
-        def process_call(self, primitive: Any, fun: Any, tracers: Any, params: Any, /) -> Any:
-            with core.set_current_trace(self):
-                return fun.call_wrapped(*tracers)
-
-        def _custom(self, rule: str, primitive: Any, fun: Any, rest: Any, tracers: Any, params: Any) -> Any:
-            if not _differentiates(self.parent_trace):
-                with core.set_current_trace(self):
-                    return fun.call_wrapped(*tracers)
-            process = getattr(self.parent_trace, rule)
-            outs = process(primitive, fun, *rest, self.lowered(tracers, primitive.name), **params)
-            return [self.wrap(x) for x in outs]
-
-        def process_custom_jvp_call(
-            self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
-        ) -> Any:
-            return self._custom("process_custom_jvp_call", primitive, fun, (jvp,), tracers, params)
-
-        def process_custom_vjp_call(
-            self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
-        ) -> Any:
-            return self._custom("process_custom_vjp_call", primitive, fun, (fwd, bwd), tracers, params)
-
-        def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
-            values = self.lowered(tracers, primitive.name)
-            return [self.wrap(x) for x in self.parent_trace.process_shard_map(primitive, fun, values, **params)]
-
-        def cur_qdd(self, x: Any) -> Any:
-            return self.parent_trace.cur_qdd(x)
-
-    return BodyTrace, BodyTracer
 
 
 class _Same:
@@ -229,9 +127,7 @@ class _Same:
 
     def __init__(self, fun: Any):
         self.fun = fun
-        self.identity = (
-            (id(fun.__self__), id(fun.__func__)) if isinstance(fun, types.MethodType) else id(fun)
-        )
+        self.identity = (id(fun.__self__), id(fun.__func__)) if isinstance(fun, types.MethodType) else id(fun)
 
     def __hash__(self) -> int:
         return hash(self.identity)
@@ -276,12 +172,6 @@ def _is_known(trace: Any) -> bool:
     return trace is not None
 
 
-def _differentiates(trace: Any) -> bool:
-    while type(trace).__name__ in ("BodyTrace", "BatchTrace"):
-        trace = trace.parent_trace
-    return type(trace).__name__ != "EvalTrace"
-
-
 @functools.lru_cache(maxsize=4096)
 def _file_is_of_jax(file: str) -> bool:
     return os.path.abspath(file).startswith(_JAX)
@@ -309,11 +199,11 @@ def _line_outside(frame: Any) -> Hashable:
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
 
 
-def _as_array(x: Any) -> Any:
+def as_array(x: Any) -> Any:
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 

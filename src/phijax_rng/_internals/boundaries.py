@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from phijax_rng._internals.bodies import Bodies, asking_frame, body_types
+from phijax_rng._internals.bodies import Bodies, asking_frame
 from phijax_rng._internals.swaps import Internals, Swaps
 from phijax_rng._internals.watcher import mine
 
@@ -23,7 +23,7 @@ def install(swaps: Swaps, source: Internals) -> None:
     swaps.set(loops, "scan3", _scanning(loops.scan, config, bodies))
     swaps.set(core, "is_concrete", _branching(core.is_concrete, bodies))
     process = core.EvalTrace.process_primitive
-    swaps.set(core.EvalTrace, "process_primitive", _reaching_outside(process, core))
+    swaps.set(core.EvalTrace, "process_primitive", _reaching_outside(process, bodies))
 
 
 @dataclasses.dataclass
@@ -55,13 +55,13 @@ def _running(run: Callable[..., Any], bodies: Bodies) -> Callable[..., Any]:
 
 
 def _scanning(scan: Callable[..., Any], config: Any, bodies: Bodies) -> Callable[..., Any]:
-    def scan3(f: Any, init: Any, xs: Any, length: Any, reverse: bool, unroll: Any) -> Any:
+    def scan3(f: Any, init: Any, xs: Any, length: Any, *how: Any) -> Any:
         steps = _length_of(xs, length)
         if mine() is not None and config.disable_jit.value and steps:
-            return bodies.scan(f, init, xs, steps, reverse)
+            return bodies.scan(f, init, xs, steps, reverse=how[0])
         # Op by op JAX refuses a scan of no steps.
         with config.scan3(False), contextlib.nullcontext() if steps else jax.disable_jit(False):
-            return scan(f, init, xs, length, reverse, unroll)
+            return scan(f, init, xs, length, *how)
 
     return scan3
 
@@ -83,17 +83,10 @@ def _branching(is_concrete: Callable[..., bool], bodies: Bodies) -> Callable[...
     return looked_at
 
 
-def _reaching_outside(process: Callable[..., Any], core: Any) -> Callable[..., Any]:
+def _reaching_outside(process: Callable[..., Any], bodies: Bodies) -> Callable[..., Any]:
     """A custom rule that runs outside of a body may hold values of that body."""
-    _, tracer_type = body_types(core)
 
     def process_primitive(trace: Any, primitive: Any, args: Any, params: Any, /) -> Any:
-        return process(trace, primitive, [_outside(x, tracer_type) for x in args], params)
+        return process(trace, primitive, [bodies.outside(x) for x in args], params)
 
     return process_primitive
-
-
-def _outside(x: Any, tracer_type: Any) -> Any:
-    while isinstance(x, tracer_type) and x._trace.open:
-        x = x.val
-    return x

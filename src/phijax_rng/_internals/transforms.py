@@ -84,10 +84,11 @@ def _maps_of(values: Any, source: Internals) -> set[int]:
     tracer_type = source["interpreters.batching"].BatchTracer
     found: set[int] = set()
     for value in values:
-        while value is not None and isinstance(value, jax.core.Tracer):
-            if isinstance(value, tracer_type) and value.batch_dim is not None:
-                found.add(id(value._trace.tag))  # JAX calls all tags equal
-            value = getattr(value, "val", getattr(value, "primal", None))
+        inner = value
+        while isinstance(inner, jax.core.Tracer):
+            if isinstance(inner, tracer_type) and inner.batch_dim is not None:
+                found.add(id(inner._trace.tag))  # JAX calls all tags equal
+            inner = getattr(inner, "val", getattr(inner, "primal", None))
     return found
 
 
@@ -125,7 +126,7 @@ def _mapped_primitive(original: Callable[..., Any], source: Internals) -> Callab
             return original(trace, primitive, tracers, params)
         if primitive.name in _INLINE:
             return _inlined(trace, params["jaxpr"], tracers, source["core"])
-        return _rows_of(watcher, trace, primitive, tracers, params, source)
+        return _rows_of(watcher, trace, (primitive, tracers, params), source)
 
     return process_primitive
 
@@ -145,9 +146,8 @@ def _map_of(watcher: Any, trace: Any, mapped: bool) -> Mapped:
     return Mapped(trace.axis_data.size, trace.axis_data.name, mapped, trace.tag, pushes)
 
 
-def _rows_of(
-    watcher: Any, trace: Any, primitive: Any, tracers: Any, params: dict[str, Any], source: Internals
-) -> Any:
+def _rows_of(watcher: Any, trace: Any, operation: tuple[Any, Any, Any], source: Internals) -> Any:
+    primitive, tracers, params = operation
     core, tracer_type = source["core"], source["interpreters.batching"].BatchTracer
     # JAX keeps programs written down under disable_jit apart from others, so these rows stay here.
     with core.set_current_trace(trace.parent_trace):
