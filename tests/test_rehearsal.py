@@ -110,7 +110,10 @@ def test_a_model_that_shares_a_key_is_found() -> None:
     (fault,) = report.faults
     assert (fault.kind, fault.keys) == ("drawn twice", ("root.runtime.step[0]",))
     first = losses_that_share_a_key.__code__.co_firstlineno
-    assert [line.number - first for line in fault.lines] == [2, 3]
+    assert [line.number - first for line in fault.lines if line.function == "losses_that_share_a_key"] == [
+        2,
+        3,
+    ]
 
 
 @pytest.mark.draws_twice
@@ -123,7 +126,7 @@ def test_a_sampler_that_draws_twice_is_found() -> None:
     )
     (fault,) = report.faults
     assert fault.keys == ("root.sampling.step[0].data", "root.sampling.step[1].data")
-    assert {line.function for line in fault.lines} == {"sample"}
+    assert [place.line.function for place in fault.places] == ["sample", "sample"]
 
 
 @pytest.mark.draws_twice
@@ -235,7 +238,7 @@ def test_what_fit_refuses_is_refused_with_the_same_words() -> None:
         with pytest.raises(ValueError) as failure:
             ask(module(losses_with_noise), seed=1, **arguments)
         assert str(failure.value) == (
-            "the source has no batch 'data'; it has ['other'], and the module's batch_keys are ['data']. "
+            "the source has no batch 'data'; it has 'other', and the module's batch_keys are 'data'. "
             "Make them agree."
         )
     arguments["datamodule"] = types.SimpleNamespace(train_batch_source=lambda batch_keys, key: 3)

@@ -11,7 +11,7 @@ from typing import Any
 
 from phijax_rng._history import Derivation, History, Use, seed_in
 from phijax_rng._observe import Event
-from phijax_rng._places import Line, Place
+from phijax_rng._places import Line, Place, library_of
 from phijax_rng.findings import (
     MENDS,
     NOTES,
@@ -166,9 +166,18 @@ class _Examination:
                 tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
                 tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
                 text,
-                MENDS[kind],
+                self._mend(bits, kind, uses),
             )
         )
+
+    def _mend(self, bits: Bits, kind: str, uses: list[Use]) -> str:
+        """What to do; another thing where one library made the key and used it, and the user did neither."""
+        places = [use.place for use in uses] + [d.place for d in self.history.derivations[bits]]
+        libraries = {library_of(place) for place in places}
+        (library, *others) = libraries
+        if library is None or others or not self.history.derivations[bits]:
+            return MENDS[kind]
+        return f"{library} makes this key and uses it so itself: report it there, or allow the key by name."
 
     def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
         found = self._ways(bits)

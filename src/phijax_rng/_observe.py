@@ -165,7 +165,7 @@ class Observer:
                 maps=tuple(stacks["maps"]),
                 rows=tuple(stacks["rows"]),
                 differentiations=tuple(stacks["differentiations"]),
-                backward=bool(stacks["backward"]) or _recomputes(stacks["evaluations"]),
+                backward=bool(stacks["backward"]),
                 meshes=tuple(name for names in stacks["meshes"] for name in names),
                 loops=loops,
                 **details,
@@ -273,11 +273,6 @@ class Observer:
                     self._call = (token, Call(next(self._numbers), str(function)))
                 return place, self._call[1]
         return None if written is None else (written[0], Call(next(self._numbers), kind))
-
-
-def _recomputes(evaluations: list[Any]) -> bool:
-    """Whether a `checkpoint` computes its block a second time."""
-    return any(evaluation.equation.params.get("differentiated") is True for evaluation in evaluations)
 
 
 def _spoken(frame: Any) -> tuple[str, Any] | None:

@@ -116,6 +116,14 @@ def room_of(file: str) -> str:
     return "user"
 
 
+def library_of(place: Place) -> str | None:
+    """The installed package whose line did it; `None` if that was a line of the user or of this package."""
+    if place.through is None or room_of(place.through.file) != "installed":
+        return None
+    folder = max((path for path in _INSTALLED if place.through.file.startswith(path)), key=len, default="")
+    return place.through.file[len(folder) :].split(os.sep)[0].removesuffix(".py")
+
+
 def _short(file: str) -> str:
     relative = os.path.relpath(file) if file and not file.startswith("<") else file
     return file if relative.startswith("..") else relative

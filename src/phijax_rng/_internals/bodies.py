@@ -12,6 +12,7 @@ if not, the watcher is told.
 """
 
 import functools
+import hashlib
 import os
 import sys
 import types
@@ -42,6 +43,7 @@ class Bodies:
         self.known: dict[Hashable, Constants] = {}
         self.branches: dict[int, tuple[Any, int]] = {}
         self._digests: dict[int, tuple[Any, Hashable]] = {}
+        self._depth = 0
 
     def call(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any) -> Any:
         """What `jit(fun)(*args, **kwargs)` gives."""
@@ -70,14 +72,16 @@ class Bodies:
         if not _is_known(parent):  # written down for later: Python runs once, as ever
             return _copied(fun(jax.tree.unflatten(tree, leaves)))
         trace = self.types.BodyTrace(parent, self, known, what)
+        given = [trace.wrap(as_array(x)) if is_array(x) else x for x in leaves]
+        self._depth += 1
         try:
             with core.set_current_trace(trace):
-                given = [trace.wrap(as_array(x)) if is_array(x) else x for x in leaves]
                 out, out_tree = jax.tree.flatten(fun(jax.tree.unflatten(tree, given)))
             return jax.tree.unflatten(out_tree, [trace.value(x) for x in out])
         finally:
             trace.close()
-            if type(parent).__name__ == "EvalTrace":
+            self._depth -= 1
+            if not self._depth:
                 self.branches.clear()  # frames hold what their functions hold
 
     def outside(self, x: Any) -> Any:
@@ -111,7 +115,7 @@ class Bodies:
         """The innermost line outside of JAX, and which of the branches at its line each one around it is."""
         frame: Any = sys._getframe(2)
         line, branches = _line_outside(frame), []
-        while frame is not None and frame.f_code is not Bodies.run.__code__:
+        while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (__file__, "run"):
             if id(frame) in self.branches:  # alive, so no other has its id
                 branches.append(self.branches[id(frame)][1])
             frame = frame.f_back
@@ -184,6 +188,12 @@ def _is_of_jax(fun: Any) -> bool:
     return code is not None and _file_is_of_jax(code.co_filename)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_inside(file: str) -> bool:
+    """JAX, this folder, and what wraps its functions to check annotations."""
+    return file.startswith((_JAX, _HERE, "<@beartype")) or f"{os.sep}jaxtyping{os.sep}" in file
+
+
 def asking_frame() -> Any:
     """The frame of JAX that called a function put in the place of one of JAX's."""
     frame = sys._getframe(2)
@@ -194,7 +204,7 @@ def asking_frame() -> Any:
 
 def _line_outside(frame: Any) -> Hashable:
     """The innermost line outside of JAX and of this folder."""
-    while frame is not None and frame.f_code.co_filename.startswith((_JAX, _HERE)):
+    while frame is not None and _is_inside(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
@@ -217,6 +227,8 @@ def _bytes_of(value: Any) -> Hashable:
         if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             return words_of(value).implementation, value.shape, words_of(value).rows.tobytes()
         array = np.asarray(value)
-        return str(array.dtype), array.shape, array.tobytes()
+        large = array.nbytes > 4096
+        content = hashlib.sha256(np.ascontiguousarray(array)).digest() if large else array.tobytes()
+        return str(array.dtype), array.shape, content
     except (TypeError, ValueError, RuntimeError):  # neither an array nor a number
         return None

@@ -26,6 +26,7 @@ _NEEDED = {
     ),
     "dispatch": ("xla_primitive_callable",),
     "stages": ("Compiled.__call__",),
+    "ad_checkpoint": ("remat_p.impl",),
     "api": ("argnums_partial2",),
     "config": (
         *("_check_vma", "disable_jit.value", "scan3.value", "jax_xla_profile_version.value"),

@@ -78,8 +78,12 @@ def _described(kind: str, args: tuple[Any, ...], params: dict[str, Any], out: An
 
 def _walked(original: Callable[..., Any], walk: Callable[..., Any]) -> Callable[..., Any]:
     def implementation(*args: Any, **params: Any) -> Any:
-        if mine() is None or not holds_draw(params):
+        watcher = mine()
+        if watcher is None or not holds_draw(params):
             return original(*args, **params)
+        if params.get("length") == 0:  # a scan of no steps draws nothing
+            with watcher.blinded():
+                return original(*args, **params)
         return walk(*args, **params)
 
     return implementation

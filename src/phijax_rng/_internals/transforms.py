@@ -20,6 +20,8 @@ def install(swaps: Swaps, source: Internals) -> None:
     swaps.set(ad.JVPTrace, "process_primitive", _noting_values(ad.JVPTrace.process_primitive, source))
     swaps.set(ad, "backward_pass3", _backward(ad.backward_pass3))
     swaps.set(ad, "ct_check", _lenient_check(ad.ct_check))
+    remat = source["ad_checkpoint"].remat_p
+    swaps.set(remat, "impl", _computing_again(remat.impl))
     batch = source["interpreters.batching"].BatchTrace
     swaps.set(batch, "process_primitive", _mapped_primitive(batch.process_primitive, source))
     swaps.set(core.EvalTrace, "process_shard_map", _sharded(core.EvalTrace.process_shard_map, source))
@@ -101,6 +103,21 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward_pass3
 
 
+def _computing_again(original: Callable[..., Any]) -> Callable[..., Any]:
+    def implementation(*args: Any, **params: Any) -> Any:
+        watcher = mine()
+        with contextlib.nullcontext() if watcher is None else _again(watcher, params):
+            return original(*args, **params)
+
+    return implementation
+
+
+def _again(watcher: Any, params: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Around a block of `checkpoint`: is it computed a second time, for a derivative?"""
+    again = params.get("differentiated") is True
+    return contextlib.nullcontext() if not again else watcher.enter("backward", True)
+
+
 def _lenient_check(original: Callable[..., Any]) -> Callable[..., Any]:
     def ct_check(*args: Any, **kwargs: Any) -> None:
         # Types under a mesh name its axes; taken by vmap, as here, they do not.
@@ -125,7 +142,8 @@ def _mapped_primitive(original: Callable[..., Any], source: Internals) -> Callab
         if not holds_draw(params) or _names_axis(params, trace.axis_data.name, source):
             return original(trace, primitive, tracers, params)
         if primitive.name in _INLINE:
-            return _inlined(trace, params["jaxpr"], tracers, source["core"])
+            with _again(watcher, params):
+                return _inlined(trace, params["jaxpr"], tracers, source["core"])
         return _rows_of(watcher, trace, (primitive, tracers, params), source)
 
     return process_primitive
