@@ -228,7 +228,7 @@ def _bytes_of(value: Any) -> Hashable:
             return words_of(value).implementation, value.shape, words_of(value).rows.tobytes()
         array = np.asarray(value)
         large = array.nbytes > 4096
-        content = hashlib.sha256(np.ascontiguousarray(array)).digest() if large else array.tobytes()
+        content = hashlib.sha256(array.tobytes()).digest() if large else array.tobytes()
         return str(array.dtype), array.shape, content
     except (TypeError, ValueError, RuntimeError):  # neither an array nor a number
         return None
