@@ -1,14 +1,17 @@
-"""What an audit leaves behind: a fit before the first audit of its process, and one after it.
+"""What an audit leaves behind: fits of a process that has audited beside those of one that has not.
 
-Every pair is a process of its own, because a first audit happens once. An audit that left anything in
-JAX, a replaced function or a program that is looked up the long way, would show in the second fit. The
-control is the same without the audit in between.
+Two processes stay open, each with a first fit behind it and one of them with an audit as well, and fit by
+turns. An audit that left anything in JAX, a replaced function or a program that is looked up the long way,
+would show.
 """
 
+import contextlib
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -19,28 +22,37 @@ STEPS = 4000
 
 
 def figures(pairs: int) -> Iterator[Figure]:
-    audited, plain = interleaved(lambda: _in_a_process(True), lambda: _in_a_process(False), pairs, warm_up=0)
-    label = f"a fit of {STEPS} steps, after an audit / before it"
-    yield Figure(label, *_sides(audited, 1, 0), Bar(1.05))
-    yield Figure("the same without the audit in between", *_sides(plain, 1, 0))
-    yield Figure("the audit of three steps, from its call", [times[2] for times in audited])
+    with _process(audited=True) as audited, _process(audited=False) as plain:
+        auditing = _answer(audited)
+        _answer(plain)
+        samples = interleaved(functools.partial(_asked, audited), functools.partial(_asked, plain), pairs)
+    label = f"a call of fit with {STEPS} steps, in a process that has audited / that has not"
+    yield Figure(label, *samples, Bar(1.05))
+    yield Figure("the audit of three steps, with compiling", [auditing])
 
 
-def _sides(measured: list[Seconds], first: int, second: int) -> tuple[list[Seconds], list[Seconds]]:
-    return [times[first] for times in measured], [times[second] for times in measured]
+@contextlib.contextmanager
+def _process(*, audited: bool) -> Iterator[Any]:
+    command = [sys.executable, "-c", f"from benchmarks import audit; audit.serve({audited})"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.communicate()
 
 
-def _in_a_process(audited: bool) -> Seconds:
-    """The seconds of a fit, of another one, and of the audit between them, in a fresh process."""
-    command = f"from benchmarks import audit; audit.measure({audited})"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
-    return np.asarray(json.loads(done.stdout))
+def _asked(process: Any) -> Seconds:
+    process.stdin.write("fit\n")
+    process.stdin.flush()
+    return _answer(process)
 
 
-def measure(audited: bool) -> None:
-    """Prints them; the first fit of the process is not timed."""
-    _ours.fit(STEPS, _heat.SIZES)
-    before = timed(lambda: _ours.fit(STEPS, _heat.SIZES))
-    between = timed(_ours.audit if audited else lambda: None)
-    after = timed(lambda: _ours.fit(STEPS, _heat.SIZES))
-    print(json.dumps([before.tolist(), after.tolist(), between.tolist()]))
+def _answer(process: Any) -> Seconds:
+    return np.asarray(json.loads(process.stdout.readline()))
+
+
+def serve(audited: bool) -> None:
+    """Fits once, audits or not, and then times a fit for every line that comes in."""
+    fit = functools.partial(_ours.fit, STEPS, _heat.SIZES)
+    fit()
+    print(json.dumps(timed(_ours.audit if audited else fit).tolist()), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(timed(fit).tolist()), flush=True)

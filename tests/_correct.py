@@ -337,3 +337,11 @@ def layers_that_are_skipped_by_chance(key: jax.Array) -> Any:
 
     gates = jnp.asarray([[True, False, True], [False, True, True]])
     return [forward(jnp.ones(()), own, on) for own, on in zip(jax.random.split(key), gates, strict=True)]
+
+
+@program
+def a_scan_of_no_steps(key: jax.Array) -> Any:
+    none = jax.lax.scan(
+        lambda total, own: (total + jax.random.normal(own), None), 0.0, jax.random.split(key)[:0]
+    )
+    return none, jax.lax.scan(lambda total, own: (total, jax.random.normal(own)), 0, key[None], reverse=True)
