@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from phijax_rng import _checks, keys
+from phijax_rng import keys
 from phijax_rng.auditing import AuditReport, Session
 from phijax_rng.placement import Placement, resolve
 from phijax_rng.refresh import with_sampler_state
@@ -66,8 +66,6 @@ def rehearse(
 
 def _admitted(source: Any, batch_keys: tuple[str, ...], home: Any) -> Any:
     """The source by the door of `fit`: prepared, or refused with the same words."""
-    if not isinstance(source, Iterable):
-        _checks.function(source, "source")
     source = prepared_source(source, home)
     require_inside(source)
     require_batches(source, batch_keys)

@@ -56,9 +56,14 @@ class Run:
 
 
 def prepared_source(source: Any, home: Any) -> Any:
-    """A source as it wants to be asked: an iterable step by step, and rows on the device `home`."""
+    """A source as it wants to be asked: an iterable step by step, and rows on the device `home`.
+
+    Raises:
+        TypeError: it can neither be asked nor iterated over.
+    """
     if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
         source = IterableSource(source)
+    _checks.function(source, "source")
     if callable(getattr(source, "prepare", None)):
         source = source.prepare(home)
     return source if getattr(source, "traceable", False) else HostSource(source)
