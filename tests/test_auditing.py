@@ -201,6 +201,18 @@ def test_a_raw_generator_is_not_seen_and_not_clean() -> None:
     assert not report.clean
 
 
+def test_what_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
+    def draw(key: jax.Array) -> Any:
+        with jax.disable_jit(False):
+            return jax.random.normal(key)
+
+    before = jax.disable_jit
+    report = audit(draw, KEY)
+    assert [region.what for region in report.unseen] == ["jax.disable_jit(False)"]
+    assert not report.clean
+    assert jax.disable_jit is before
+
+
 def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:
     def draw(key: jax.Array) -> Any:
         def matvec(x: jax.Array) -> jax.Array:

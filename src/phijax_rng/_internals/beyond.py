@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng._internals.swaps import Internals, Swaps
+from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
 from phijax_rng._internals.walks import RAW, holds_draw
 from phijax_rng._internals.watcher import mine
 
@@ -34,6 +34,7 @@ def install(swaps: Swaps, source: Internals) -> None:
     callable_for = dispatch.xla_primitive_callable
     swaps.set(dispatch, "xla_primitive_callable", _reporting_draws(callable_for))
     swaps.set(compiled, "__call__", _reporting_call(compiled.__call__))
+    swaps.set(jax, "disable_jit", _reporting_jit(jax.disable_jit))
     swaps.set(threading.Thread, "start", _reporting_start(threading.Thread.start))
     for module, owner in _GENERATORS:
         for name, function in list(vars(module).items()):
@@ -64,10 +65,19 @@ def _reporting_call(call: Callable[..., Any]) -> Callable[..., Any]:
         if (watcher := mine()) is not None:
             watcher.unseen("a compiled executable")
         # JAX refuses to run an executable while jit is disabled.
-        with jax.disable_jit(False) if watcher is not None else contextlib.nullcontext():
+        with disable_jit(False) if watcher is not None else contextlib.nullcontext():
             return call(executable, *args, **kwargs)
 
     return __call__
+
+
+def _reporting_jit(disabling: Callable[..., Any]) -> Callable[..., Any]:
+    def disable_jit(disable: bool = True) -> Any:
+        if not disable and (watcher := mine()) is not None:
+            watcher.unseen("jax.disable_jit(False)")
+        return disabling(disable)
+
+    return disable_jit
 
 
 def _reporting_start(start: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from phijax_rng._internals.bodies import Bodies, asking_frame
-from phijax_rng._internals.swaps import Internals, Swaps
+from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
 from phijax_rng._internals.watcher import mine
 
 
@@ -60,7 +60,7 @@ def _scanning(scan: Callable[..., Any], config: Any, bodies: Bodies) -> Callable
         if mine() is not None and config.disable_jit.value and steps:
             return bodies.scan(f, init, xs, steps, reverse=how[0])
         # Op by op JAX refuses a scan of no steps.
-        with config.scan3(False), contextlib.nullcontext() if steps else jax.disable_jit(False):
+        with config.scan3(False), contextlib.nullcontext() if steps else disable_jit(False):
             return scan(f, init, xs, length, *how)
 
     return scan3

@@ -11,7 +11,7 @@ import jax
 import jax.extend.core.primitives as jep
 
 from phijax_rng._internals import beyond, boundaries, primitives, transforms
-from phijax_rng._internals.swaps import Internals, Swaps
+from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
 from phijax_rng._internals.walks import KINDS, WALKS
 from phijax_rng._internals.watcher import Watcher, activate
 
@@ -87,7 +87,7 @@ def _enter_open_jit(stack: contextlib.ExitStack, source: Internals) -> None:
     nobody has, which means nothing to the compiler below one, makes that another key.
     """
     config, jax_jit = source["config"], source["lib"].jax_jit
-    stack.enter_context(jax.disable_jit())
+    stack.enter_context(disable_jit())
     stack.enter_context(config.jax_xla_profile_version(_PROFILE))
     stack.enter_context(config.scan3(True))
     stack.callback(jax_jit.set_disable_jit_state, config.disable_jit)

@@ -5,11 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as jep
 import numpy as np
 
-from phijax_rng._internals.swaps import Internals, Swaps
+from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
 from phijax_rng._internals.walks import KINDS, WALKS, holds_draw
 from phijax_rng._internals.watcher import Evaluation, Words, active, mine, words_of
 
@@ -47,7 +46,7 @@ def _watched(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
                 other.foreign(kind)
             return original(*args, **params)
         # Compiled, as ever: op by op one draw of Threefry takes a hundred calls.
-        with watcher.blinded(), jax.disable_jit(False):
+        with watcher.blinded(), disable_jit(False):
             out = original(*args, **params)
         watcher.record(kind, **_described(kind, args, params, out))
         return out
