@@ -203,7 +203,8 @@ class _Examination:
         legacy: dict[Place, Event] = {}
         for event in self.history.events:
             if event.kind == "frozen":
-                text = f"{event.data} keeps what its first call took from Python here, which is another now"
+                first = "step" if event.data == "scan" else "call"
+                text = f"{event.data} keeps what its first {first} took from Python here, and a later one differs"
                 self._event_finding("frozen", event, text)
             elif event.kind == "host":
                 self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
