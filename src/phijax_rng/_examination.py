@@ -204,7 +204,7 @@ class _Examination:
         for event in self.history.events:
             if event.kind == "frozen":
                 first = "step" if event.data == "scan" else "call"
-                text = f"{event.data} keeps what its first {first} took from Python here, and a later one differs"
+                text = _SENTENCES["frozen"].format(what=event.data, first=first)
                 self._event_finding("frozen", event, text)
             elif event.kind == "host":
                 self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
@@ -327,6 +327,7 @@ _SENTENCES = {
     "drawn and split": "{name} is drawn from and also split or folded into",
     "restarted": "a stream starts again: {name} is made and drawn from again",
     "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
+    "frozen": "{what} keeps what its first {first} took from Python here, and a later one differs",
     "replay": "{name} is drawn from again by the same line of the same computation",
 }
 
