@@ -11,7 +11,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the bars are for CPUs
 
 from benchmarks import _machine, _ratio
 
-GROUPS = ("loop", "rival", "balance", "adaptive", "draw", "start", "saving", "shuffles", "pools", "devices")
+GROUPS = (
+    *("loop", "rival", "balance", "adaptive", "draw", "start", "saving", "shuffles", "pools"),
+    *("devices", "audit"),
+)
 
 
 def main() -> int:

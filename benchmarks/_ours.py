@@ -25,6 +25,17 @@ def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> Any:
     return jax.block_until_ready(result)
 
 
+def audit(steps: int = 3) -> Any:
+    """The audit of the first steps; refuses to be timed where it finds something."""
+    datamodule = pr.PoolDataModule(_heat.make_arrays(), _heat.SIZES)
+    trainer = pr.Trainer(steps, progress=False)
+    report = trainer.audit(
+        _module(), datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED, steps=steps
+    )
+    assert report.clean, str(report)
+    return report
+
+
 def source(sizes: Mapping[str, int]) -> pr.NamedBatchSource:
     key = pr.keys.split_root(_heat.SEED).sampling
     return pr.NamedBatchSource.from_pools(_heat.make_arrays(), sizes, key)

@@ -279,3 +279,69 @@ def second_derivatives(key: jax.Array) -> Any:
 def the_rows_of_a_mapped_gradient(key: jax.Array) -> Any:
     loss = functools.partial(lambda x, key: jnp.sum(dropout(key, x) ** 2))
     return jax.vmap(jax.grad(loss))(jnp.ones((3, 2)), jax.random.split(key, 3))
+
+
+def _dropped(key: jax.Array, w: jax.Array) -> jax.Array:
+    return w * jax.random.bernoulli(key, 0.5, w.shape)
+
+
+@program
+def a_jacobian_forward(key: jax.Array) -> Any:
+    return jax.jacfwd(lambda w: _dropped(key, w))(jnp.ones(3))
+
+
+@program
+def a_jacobian_backward_through_remat(key: jax.Array) -> Any:
+    return jax.jacrev(jax.checkpoint(lambda w: _dropped(key, jnp.sin(w))))(jnp.ones(3))
+
+
+@program
+def a_hessian_of_a_loss_that_draws(key: jax.Array) -> Any:
+    return jax.jit(jax.hessian(lambda w: jnp.sum(_dropped(key, w) ** 3)))(jnp.ones(3))
+
+
+@program
+def a_hessian_for_every_row(key: jax.Array) -> Any:
+    rows = jax.vmap(jax.hessian(lambda w, key: jnp.sum(_dropped(key, w) ** 3)))
+    return rows(jnp.ones((2, 3)), jax.random.split(key, 2))
+
+
+@program
+def a_linear_map_of_a_function_that_draws(key: jax.Array) -> Any:
+    block = jax.checkpoint(lambda w: _dropped(key, jnp.sin(w)))
+    return jax.vmap(jax.linearize(block, jnp.ones(3))[1])(jnp.eye(3))
+
+
+@program
+def a_step_that_empties_its_copy_of_the_batch(key: jax.Array) -> Any:
+    @jax.jit
+    def step(batch: dict[str, jax.Array]) -> jax.Array:
+        return jax.random.normal(batch.pop("key")) + batch["x"]
+
+    batches = [{"x": jnp.float32(index), "key": own} for index, own in enumerate(jax.random.split(key))]
+    return [step(batch) for batch in batches], [sorted(batch) == ["key", "x"] for batch in batches]
+
+
+@program
+def layers_that_are_skipped_by_chance(key: jax.Array) -> Any:
+    """Which branches are taken differs from call to call, and what they close over does not."""
+
+    @jax.jit
+    def forward(x: jax.Array, keys: jax.Array, on: jax.Array) -> jax.Array:
+        for index in range(3):
+            own = jax.random.fold_in(keys, index)
+            x = jax.lax.cond(
+                on[index], lambda x, own=own, i=index: x * (i + 2.0) + jax.random.normal(own), lambda x: x, x
+            )
+        return x
+
+    gates = jnp.asarray([[True, False, True], [False, True, True]])
+    return [forward(jnp.ones(()), own, on) for own, on in zip(jax.random.split(key), gates, strict=True)]
+
+
+@program
+def a_scan_of_no_steps(key: jax.Array) -> Any:
+    none = jax.lax.scan(
+        lambda total, own: (total + jax.random.normal(own), None), 0.0, jax.random.split(key)[:0]
+    )
+    return none, jax.lax.scan(lambda total, own: (total, jax.random.normal(own)), 0, key[None], reverse=True)

@@ -27,7 +27,7 @@ LAYERS = (
         "_threefry",
         "executables",
     ),
-    ("_reachable",),  # what a computation under the eyes of an audit can see
+    ("_reachable", "_places"),  # what a computation under the eyes of an audit can see; whose a line is
     (
         *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
         *("history", "retention", "_observe"),

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phijax_rng._history import Derivation, History, Use, seed_in
-from phijax_rng._observe import Event, Line, Place
+from phijax_rng._observe import Event
+from phijax_rng._places import Line, Place, library_of
 from phijax_rng.findings import (
     MENDS,
     NOTES,
@@ -96,10 +97,19 @@ class _Examination:
             groups = tuple(group for group, _, _ in rows)
             first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
             if first is not use and self.history.rows[first.event.call.number] != rows:
-                self._report("broadcast", bits, [first], rows=rows[-1][2])
+                if not rows[-1][2].excused and not self._computed_again(bits, first.event):
+                    self._report("broadcast", bits, [first], rows=rows[-1][2].size)
             elif first is not use:
                 kept[(use.index,)] = use
         return sorted(kept.values(), key=lambda use: use.index)
+
+    def _computed_again(self, bits: Bits, event: Event) -> bool:
+        """Whether a backward pass draws what the forward pass drew, as `checkpoint` does under `jacrev`."""
+        signature = (event.call.function, event.shape, event.bits, event.place)
+        return event.backward and any(
+            use.draws and not use.event.backward and use.signature == signature
+            for use in self.history.uses[bits]
+        )
 
     def _without_positions(self, draws: list[Use]) -> list[Use]:
         """A keyed permutation may be asked for other positions with the same key."""
@@ -156,9 +166,18 @@ class _Examination:
                 tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
                 tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
                 text,
-                MENDS[kind],
+                self._mend(bits, kind, uses),
             )
         )
+
+    def _mend(self, bits: Bits, kind: str, uses: list[Use]) -> str:
+        """What to do; another thing where one library made the key and used it, and the user did neither."""
+        places = [use.place for use in uses] + [d.place for d in self.history.derivations[bits]]
+        libraries = {library_of(place) for place in places}
+        (library, *others) = libraries
+        if library is None or others or not self.history.derivations[bits]:
+            return MENDS[kind]
+        return f"{library} makes this key and uses it so itself: report it there, or allow the key by name."
 
     def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
         found = self._ways(bits)
@@ -178,30 +197,53 @@ class _Examination:
         return f"{parent}{derivation.label} at {derivation.place}"
 
     def _judge_events(self) -> None:
-        legacy: dict[Place, Event] = {}
-        seeded: dict[str, Event] = {}
         for bits, use in self.history.spread.items():
-            self._report("broadcast", bits, [use], rows=use.event.rows[-1][2])
+            if not use.event.rows[-1][2].excused and not self._computed_again(bits, use.event):
+                self._report("broadcast", bits, [use], rows=use.event.rows[-1][2].size)
+        legacy: dict[Place, Event] = {}
         for event in self.history.events:
-            if event.kind == "host seed":
-                if seeded.setdefault(event.data, event) is not event:
-                    text = "a generator of NumPy is seeded as one before it was, and repeats its numbers"
-                    self._event_finding("restarted", event, text, rank="note")
+            if event.kind == "frozen":
+                first = "step" if event.data == "scan" else "call"
+                text = _SENTENCES["frozen"].format(what=event.data, first=first)
+                self._event_finding("frozen", event, text)
             elif event.kind == "host":
                 self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
-                seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
-                if not seeds <= self.given_seeds:
-                    shown = ", ".join(map(str, sorted(seeds)[:3]))
-                    self._event_finding("constant seed", event, f"a key is made from the seed {shown} here")
+                self._judge_seed(event)
+            elif event.kind in ("bits", "gamma") and event.keys is not None:
+                self._judge_batch(event)
             if event.call.function == "PRNGKey" or (
                 event.kind == "wrap" and event.call.function != "wrap_key_data"
             ):
                 legacy.setdefault(event.place, event)
-            if event.kind in ("bits", "gamma") and event.keys is not None:
-                self._judge_batch(event)
         for event in legacy.values():
             self._event_finding("legacy key", event, "a legacy uint32 key is made or used here")
+        self._judge_host_seeds()
+
+    def _judge_seed(self, event: Event) -> None:
+        seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
+        if seeds <= self.given_seeds:
+            return
+        text = f"a key is made from the seed {', '.join(map(str, sorted(seeds)[:3]))} here"
+        asked = event.call.seed
+        if asked is not None and asked not in seeds and not -(2**31) <= asked < 2**32:
+            kept = next(iter(seeds)) % 2**32
+            text = f"a key is made from the seed {asked} here; JAX keeps 32 bits of it, which are {kept}"
+        self._event_finding("constant seed", event, text)
+
+    def _judge_host_seeds(self) -> None:
+        """Generators of the host that the user's own lines make from numbers."""
+        seen: set[str] = set()
+        for event in self.history.events:
+            spoken = (event.speaking or ("",))[0]
+            if event.kind != "host seed" or event.place.through is not None or spoken == "host_rng":
+                continue
+            text = f"the generator {event.data} is made from a seed here"
+            if event.data in seen:
+                text = f"the generator {event.data} is made again, and repeats its numbers"
+            kind = "seeded again" if event.data in seen else "constant seed"
+            self._event_finding(kind, event, text, (event.data,))
+            seen.add(event.data)
 
     def _judge_batch(self, event: Event) -> None:
         assert event.keys is not None
@@ -209,8 +251,11 @@ class _Examination:
         if event.keys.implementation in _RBG and len(event.keys.rows) > 1 and event.kind == "bits":
             text = f"{len(event.keys.rows)} rows are drawn from keys of {event.keys.implementation} at once"
             self._event_finding("batched rbg", event, text, names)
-        spread = [size for size, name, mapped in event.maps if not mapped and size > 1]
-        over_mesh = [name for _, name, mapped in event.maps if not mapped and name in event.meshes]
+        shared = [around for around in event.maps if around.shared]
+        spread = [around.size for around in shared]
+        over_mesh = [around.name for around in shared if around.name in event.meshes]
+        if all(self._computed_again(bits, event) for bits in bits_of(event.keys)):
+            return
         if len(spread) > len(over_mesh):
             text = f"one key, {names[0]}, gives the same numbers to all {max(spread)} rows of a vmap"
             self._event_finding("broadcast", event, text, names)
@@ -218,23 +263,25 @@ class _Examination:
             text = f"one key, {names[0]}, gives the same numbers to every device along {over_mesh[0]!r}"
             self._event_finding("broadcast", event, text, names, rank="note")
         elif len(names) < len(event.keys.rows):
-            text = f"{len(event.keys.rows)} rows are drawn from {len(names)} different keys"
+            size = len(event.keys.rows)
+            text = f"{size} rows are drawn from {len(names)} different keys"
+            if len(names) == 1:
+                text = f"one key, {names[0]}, gives the same numbers to all {size} rows of a vmap"
             self._event_finding("broadcast", event, text, names)
 
     def _event_finding(
         self, kind: str, event: Event, text: str, names: tuple[str, ...] = (), rank: str = ""
     ) -> None:
         rank = rank or ("note" if kind in NOTES else "fault")
-        place = dataclasses.replace(event.place, callers=())
+        caller = _caller(event.place)
+        place = dataclasses.replace(event.place, callers=(caller,) if caller else ())
         names = names or (tuple(self.history.name(b) for b in bits_of(event.out)[:1]) if event.out else ())
         derivations: tuple[str, ...] = ()
         if event.keys is not None:
             shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
-        word = {"host": event.data, "host seed": "numpy.random.default_rng"}.get(
-            event.kind, event.call.function
-        )
-        use = f"{word} at {event.place}"
+        word = event.data if event.kind in ("host", "host seed", "frozen") else event.call.function
+        use = f"{word} at {event.place}" + (f", called from {caller}" if caller else "")
         self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
 
     def _allowed(self, finding: Finding) -> Finding:
@@ -251,19 +298,8 @@ class _Examination:
             for name in finding.keys:
                 if ranks.get(name) != "fault":
                     ranks[name] = finding.rank
-        wanted: dict[Bits, None] = {}
-
-        def want(bits: Bits) -> None:
-            if bits not in wanted:
-                first = next(iter(self.history.derivations.get(bits, ())), None)
-                wanted[bits] = None
-                if first is not None and first.parent is not None:
-                    want(first.parent)
-
-        for bits in self.history.uses:
-            want(bits)
         nodes = []
-        for bits in wanted:
+        for bits in self._ancestry():
             first = next(iter(self.history.derivations.get(bits, ())), None)
             parent = None if first is None or first.parent is None else self.history.name(first.parent)
             how = "given" if first is None else first.label
@@ -273,6 +309,17 @@ class _Examination:
             )
         return tuple(nodes)
 
+    def _ancestry(self) -> Iterable[Bits]:
+        """Every key that was used, and those that it came from."""
+        wanted: dict[Bits, None] = {}
+        for used in self.history.uses:
+            bits: Bits | None = used
+            while bits is not None and bits not in wanted:
+                wanted[bits] = None
+                first = next(iter(self.history.derivations.get(bits, ())), None)
+                bits = None if first is None else first.parent
+        return wanted
+
 
 _SENTENCES = {
     "drawn twice": "{name} is drawn from {times}",
@@ -280,12 +327,13 @@ _SENTENCES = {
     "drawn and split": "{name} is drawn from and also split or folded into",
     "restarted": "a stream starts again: {name} is made and drawn from again",
     "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
+    "frozen": "{what} keeps what its first {first} took from Python here, and a later one differs",
     "replay": "{name} is drawn from again by the same line of the same computation",
 }
 
 
 def _parting_callers(uses: list[Use]) -> list[Line | None]:
-    """Where uses at one line part: for each, its innermost caller that another use at that line has not."""
+    """For each use its innermost caller that another use at that line has not, or else its nearest."""
     callers: list[Line | None] = []
     for use in uses:
         alike = [other for other in uses if other.place == use.place]
@@ -294,8 +342,14 @@ def _parting_callers(uses: list[Use]) -> list[Line | None]:
             for depth, line in enumerate(use.place.callers)
             if any(other.place.callers[depth : depth + 1] != (line,) for other in alike)
         )
-        callers.append(next(parting, None))
+        callers.append(next(parting, _caller(use.place)))
     return callers
+
+
+def _caller(place: Place) -> Line | None:
+    """The nearest other line around a place."""
+    own = place.line.file, place.line.number
+    return next((line for line in place.callers if (line.file, line.number) != own), None)
 
 
 def _replays(later: Use, earlier: Use) -> bool:

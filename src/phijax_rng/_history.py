@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng._observe import Event, Place
+from phijax_rng._observe import Event, Row
+from phijax_rng._places import Place
 from phijax_rng.findings import Bits, Draw, bits_of, fingerprint
 
 _DERIVATIONS = ("split", "fold_in", "key", "PRNGKey", "wrap_key_data", "key_data", "clone", "key_impl")
@@ -138,7 +139,7 @@ class History:
     def _read_uses(self) -> None:
         inner: dict[int, set[Bits]] = defaultdict(set)  # keys made inside a call of jax.random
         counted: set[tuple[int, Bits]] = set()
-        first_rows: dict[tuple[int, Bits], tuple[tuple[int, int, int], ...]] = {}
+        first_rows: dict[tuple[int, Bits], tuple[Row, ...]] = {}
         for index, event in enumerate(self.events):
             speaking = event.speaking[0] if event.speaking else ""
             drawn = event.kind in ("bits", "gamma") or (event.kind == "unwrap" and speaking == "host_rng")
@@ -172,18 +173,27 @@ class History:
 
     def name(self, bits: Bits) -> str:
         """The name a key was given, or how it was derived."""
-        found = self._names.get(bits) or self.labels.get(bits)
-        if found is None:
-            self._names[bits] = fingerprint(bits)  # ends a circle of derivations
-            found = self._derived_name(bits)
-        self._names[bits] = found
+        chain: list[tuple[Bits, str]] = []  # as long as the steps of a loop that carries its key
+        found = self._known_name(bits)
+        while found is None:
+            first = next(iter(self.derivations.get(bits, ())), None)
+            if first is None or first.word == "wrap":
+                found = fingerprint(bits)
+                self._names[bits] = found
+            elif first.parent is None:
+                found = first.label
+                self._names[bits] = found
+            else:
+                self._names[bits] = fingerprint(bits)  # ends a circle of derivations
+                chain.append((bits, first.label))
+                bits = first.parent
+                found = self._known_name(bits)
+        for child, label in reversed(chain):
+            found = self._names[child] = found + label
         return found
 
-    def _derived_name(self, bits: Bits) -> str:
-        first = next(iter(self.derivations.get(bits, ())), None)
-        if first is None or first.word == "wrap":
-            return fingerprint(bits)
-        return first.label if first.parent is None else self.name(first.parent) + first.label
+    def _known_name(self, bits: Bits) -> str | None:
+        return self._names.get(bits) or self.labels.get(bits)
 
     def draws(self) -> tuple[Draw, ...]:
         """Every draw, in order; the same draw by the same line once, with its count."""
@@ -213,9 +223,9 @@ def seed_in(event: Event) -> int:
     return int(high) << 32 | int(low)
 
 
-def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], ...]]:
+def _common_rows(events: list[Event]) -> dict[int, tuple[Row, ...]]:
     """Call -> the rows that it ran in; not those that it opened itself, as `poisson` does under `vmap`."""
-    common: dict[int, tuple[tuple[int, int, int], ...]] = {}
+    common: dict[int, tuple[Row, ...]] = {}
     for event in events:
         before = common.setdefault(event.call.number, event.rows)
         same = sum(
@@ -228,7 +238,7 @@ def _common_rows(events: list[Event]) -> dict[int, tuple[tuple[int, int, int], .
     return common
 
 
-def _other_row(first: tuple[tuple[int, int, int], ...], later: tuple[tuple[int, int, int], ...]) -> bool:
+def _other_row(first: tuple[Row, ...], later: tuple[Row, ...]) -> bool:
     """Whether two events lie in different rows of one `vmap`."""
     pairs = zip(first, later, strict=False)
     return any(one[0] == other[0] and one[1] != other[1] for one, other in pairs)

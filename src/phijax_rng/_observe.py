@@ -3,18 +3,12 @@
 An `Observer` takes the reports of `_internals` and adds who asked: the line of the user's code, the
 library in between, the call of `jax.random` that the primitive belongs to, and under which
 transformations it ran. It judges nothing; `_examination` does.
-
-A line is the user's if its file lies neither in JAX, nor in the standard library, nor among installed
-packages, nor in this package. Where there is no such line, the innermost one outside of JAX is taken.
 """
 
 import contextlib
 import dataclasses
-import functools
 import os
-import site
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,18 +17,9 @@ import jax
 import numpy as np
 
 from phijax_rng import _internals
-from phijax_rng._internals import Words
+from phijax_rng._internals import Mapped, Words
+from phijax_rng._places import NOWHERE, Place, frames_of, place_of, read_frames, room_of
 from phijax_rng._reachable import digest_of
-
-_JAX = os.path.dirname(jax.__file__) + os.sep
-_JAX_RANDOM = os.path.join(_JAX, "_src", "random") + os.sep
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_INSTALLED = tuple(
-    sorted({path + os.sep for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))})
-)
-# They wrap other functions, to check annotations; who asked lies further out.
-_TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
-_HIDDEN = tuple(os.path.join(_OWN, name) for name in ("_internals", "_observe.py", "auditing.py"))
 
 # Functions of this package whose frames say more than the primitive does.
 _SPEAKING = {
@@ -46,39 +31,6 @@ _SPEAKING = {
 }
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Line:
-    """A line of code."""
-
-    file: str
-    number: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.number}" if self.file else self.function
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Place:
-    """Where something was asked for.
-
-    Attributes:
-        line: the innermost line of the user's code.
-        through: the library line that did it, if it is another.
-        callers: the user's lines around it, from the inside out; without influence on equality.
-    """
-
-    line: Line
-    through: Line | None = None
-    callers: tuple[Line, ...] = dataclasses.field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        return str(self.line) if self.through is None else f"{self.line} (through {self.through})"
-
-
-_NOWHERE = Place(Line("", 0, "an unknown line"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Call:
     """One call of a function of `jax.random` (or, outside of those, one primitive)."""
@@ -87,6 +39,11 @@ class Call:
     function: str
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    seed: int | None = None  # as it was asked for
+
+
+Row = tuple[int, int, Mapped]
+"""Group, place in the group, and the map whose rows they are."""
 
 
 @dataclasses.dataclass
@@ -102,10 +59,10 @@ class Event:
         place: who asked.
         call: the call it belongs to.
         speaking: a function of this package around it, and what it was asked for.
-        maps: `(size, axis name, whether the key is mapped)` for every `vmap` around it.
-        rows: `(group, row, size)` for every `vmap` around it that was taken row by row.
+        maps: every `vmap` around it.
+        rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
         differentiations: `(number, digest of what it was given)` for every differentiation around it.
-        backward: whether it ran in a backward pass.
+        backward: whether it ran in a backward pass, or where `checkpoint` computes its block again.
         meshes: names of the mesh axes around it.
         loops: Python loops of `lax.while_loop` around it.
     """
@@ -119,8 +76,8 @@ class Event:
     shape: tuple[int, ...] = ()
     bits: int = 32
     speaking: tuple[str, Any] | None = None
-    maps: tuple[Any, ...] = ()
-    rows: tuple[tuple[int, int, int], ...] = ()
+    maps: tuple[Mapped, ...] = ()
+    rows: tuple[Row, ...] = ()
     differentiations: tuple[tuple[int, str], ...] = ()
     backward: bool = False
     meshes: tuple[str, ...] = ()
@@ -146,7 +103,9 @@ class Observer:
         self.differentiating: Any = None
         self.stacks: dict[str, list[Any]] = {
             name: []
-            for name in ("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "backward")
+            for name in (
+                *("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "pushes", "backward"),
+            )
         }
         self._numbers = iter(range(sys.maxsize))
         self._call: tuple[Any, Call] | None = None
@@ -166,7 +125,7 @@ class Observer:
             if not told and _numpy_state() != before:
                 # By a name imported before. Python's generator is not compared: type checkers draw from it.
                 call = Call(next(self._numbers), "the global generator of NumPy")
-                self.events.append(Event("host", None, None, _NOWHERE, call, data=call.function))
+                self.events.append(Event("host", None, None, NOWHERE, call, data=call.function))
 
     @contextlib.contextmanager
     def enter(self, stack: str, entry: Any) -> Iterator[None]:
@@ -220,7 +179,7 @@ class Observer:
     def foreign(self, kind: str) -> None:
         """See `_internals.Watcher`."""
         name = threading.current_thread().name
-        self.not_seen.append(Unseen(f"{kind} in thread {name!r}", _NOWHERE))
+        self.not_seen.append(Unseen(f"{kind} in thread {name!r}", NOWHERE))
 
     def mark(self) -> int:
         """A point to which `discard_since` can go back."""
@@ -233,7 +192,7 @@ class Observer:
     def discard_loop(self) -> None:
         """See `_internals.Watcher`."""
         frame: Any = sys._getframe(1)
-        while _room(frame.f_code.co_filename) in ("hidden", "transparent"):
+        while room_of(frame.f_code.co_filename) in ("hidden", "transparent"):
             frame = frame.f_back
         if frame.f_code.co_name != "while_loop":
             return
@@ -266,7 +225,7 @@ class Observer:
         frame: Any = sys._getframe(2)
         while frame is not None and not (audited and users):
             code = frame.f_code
-            room = _room(code.co_filename)
+            room = room_of(code.co_filename)
             if room == "hidden":
                 evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
                 audited = audited or code.co_filename.endswith("auditing.py")
@@ -283,7 +242,7 @@ class Observer:
             frame = frame.f_back
         if outermost_random is None and evaluated and (written := self._written(kind)):
             return (*written, None, tuple(loops))
-        return _place(users, through), self._called(kind, outermost_random), speaking, tuple(loops)
+        return place_of(users, through), self._called(kind, outermost_random), speaking, tuple(loops)
 
     def _called(self, kind: str, frame: Any) -> Call:
         if frame is None:
@@ -291,7 +250,9 @@ class Observer:
         if self._call is None or self._call[0] is not frame:
             given = frame.f_locals
             shape, dtype = _asked_shape(given.get("shape")), _asked_dtype(given.get("dtype"))
-            self._call = (frame, Call(next(self._numbers), frame.f_code.co_name, shape, dtype))
+            seed = given.get("seed")
+            seed = int(seed) if isinstance(seed, (int, np.integer)) else None
+            self._call = (frame, Call(next(self._numbers), frame.f_code.co_name, shape, dtype, seed))
         return self._call[1]
 
     def _written(self, kind: str) -> tuple[Place, Call] | None:
@@ -301,8 +262,8 @@ class Observer:
         written = None
         for evaluation in evaluations:
             # The traceback of an equation ends where its jit began; that of the equation around it goes on.
-            frames = [*_frames(evaluation.equation), *frames]
-            written = _read_frames(frames)
+            frames = [*frames_of(evaluation.equation), *frames]
+            written = read_frames(frames)
             if written is not None and written[1] is not None:
                 # All that lies inside an equation of jax.random belongs to it; JAX shares jaxprs among
                 # calls, so the lines further in may be those of another.
@@ -312,65 +273,6 @@ class Observer:
                     self._call = (token, Call(next(self._numbers), str(function)))
                 return place, self._call[1]
         return None if written is None else (written[0], Call(next(self._numbers), kind))
-
-
-def _frames(equation: Any) -> list[tuple[Any, int]]:
-    """Code and offset for each frame that was there when an equation was traced, from the inside out."""
-    traceback = getattr(equation.source_info, "traceback", None)
-    return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
-
-
-def _read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] | None:
-    """Who asked, the function of `jax.random` they called, and from where; `None` if all frames are JAX's."""
-    through = function = None
-    users: list[tuple[Any, int]] = []
-    for code, offset in frames:
-        room = _room(code.co_filename)
-        if room == "hidden" and code.co_filename.endswith("auditing.py") and users:
-            break
-        if room == "random" and through is None:
-            function = code.co_name
-        elif room in ("own", "installed", "user"):
-            through = through or (code, offset)
-            if room == "user":
-                users.append((code, _line_number(code, offset)))
-    if through is None:
-        return None
-    return _place(users, (through[0], _line_number(*through))), function, through
-
-
-def _line_number(code: Any, offset: int) -> int:
-    positions = list(code.co_positions())
-    line = positions[offset // 2][0] if offset // 2 < len(positions) else None
-    return int(line or code.co_firstlineno)
-
-
-def _place(users: list[Any], through: Any) -> Place:
-    """The place of these `(code, line)`s, from the inside out."""
-    if through is None:
-        return _NOWHERE
-    lines = [Line(code.co_filename, number, code.co_name) for code, number in users or [through]]
-    if not users or through[0] is users[0][0]:
-        return Place(lines[0], None, tuple(lines[1:]))
-    library = Line(through[0].co_filename, through[1], through[0].co_name)
-    return Place(lines[0], library, tuple(lines[1:]))
-
-
-@functools.lru_cache(maxsize=4096)
-def _room(file: str) -> str:
-    """Whose code a file is: user, own, installed, jax, random, hidden or transparent."""
-    path = os.path.abspath(file) if not file.startswith("<") else file
-    if path.startswith(_HIDDEN):
-        return "hidden"
-    if path.startswith("<@beartype") or any(name in path for name in _TRANSPARENT):
-        return "transparent"
-    if path.startswith(_JAX):
-        return "random" if path.startswith(_JAX_RANDOM) else "jax"
-    if path.startswith(_OWN):
-        return "own"
-    if path.startswith(_INSTALLED) or path.startswith("<frozen"):
-        return "installed"
-    return "user"
 
 
 def _spoken(frame: Any) -> tuple[str, Any] | None:
@@ -402,11 +304,6 @@ def _asked_dtype(dtype: Any) -> str | None:
         return str(jax.dtypes.canonicalize_dtype(dtype))
     except (TypeError, ValueError):
         return None
-
-
-def _short(file: str) -> str:
-    relative = os.path.relpath(file) if file and not file.startswith("<") else file
-    return file if relative.startswith("..") else relative
 
 
 def _numpy_state() -> tuple[Any, ...]:

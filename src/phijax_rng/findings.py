@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng._internals import Words
-from phijax_rng._observe import Line, Place
+from phijax_rng._places import Line, Place
 
 Bits = tuple[str, bytes]
 """A key as it is compared: implementation and words."""
@@ -32,8 +32,15 @@ MENDS = {
     ),
     "drawn and split": "Split first, and draw from one of the results; a key that was drawn from is spent.",
     "restarted": "Fold the absolute step in, or carry the key on, so that no step is drawn twice.",
+    "frozen": (
+        "Pass keys, counters and generators in as arguments and return them: jit and scan run Python once, "
+        "and repeat what it did."
+    ),
     "broadcast": "Split the key into one for each row, and map over the keys.",
     "batched rbg": "Use a Threefry key, or keys.exact_vmap: with rbg every row comes from the first key.",
+    "seeded again": (
+        "Make the generator once and carry it on, or make it from a key of its own: keys.host_rng(key)."
+    ),
     "constant seed": "Pass the key in; a seed written into a function gives every caller the same numbers.",
     "legacy key": "Make typed keys with jax.random.key; they cannot be mistaken for data.",
     "replay": "Nothing, if the repetition is meant: the same draw for the same step.",
@@ -151,8 +158,7 @@ def gathered(findings: Iterable[Finding]) -> list[Finding]:
     for alike in groups.values():
         names = tuple(dict.fromkeys(name for finding in alike for name in finding.keys))
         others = len(names) - 1
-        more = (
-            f"; {others} more {'key' if others == 1 else 'keys'} alike" if others and len(alike) > 1 else ""
-        )
+        more = f"; {others} more {'key' if others == 1 else 'keys'} alike"
+        more = more if others > 0 and len(alike) > 1 else ""
         gathered.append(dataclasses.replace(alike[0], keys=names, text=alike[0].text + more))
     return sorted(gathered, key=lambda finding: finding.rank == "note")

@@ -12,8 +12,9 @@ from typing import Any
 from phijax_rng import keys
 from phijax_rng._ask import ask
 from phijax_rng.auditing import AuditReport, Session
+from phijax_rng.placement import Placement, resolve
 from phijax_rng.refresh import with_sampler_state
-from phijax_rng.run import refresh_of
+from phijax_rng.run import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 
@@ -36,9 +37,11 @@ def rehearse(
     steps: int = 3,
     make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
     allow: Iterable[str] = (),
+    placement: Placement | None = None,
 ) -> AuditReport:
     """The report of a run's initialization and first updates; its `result` is the train state after them."""
     root = keys.root_key(seed)
+    home = (placement or resolve()).home
     session = Session(names={"root": root}, allow=(*MEANT, *allow))
     with session.observer.observing():
         streams = keys.split_root(root)
@@ -49,6 +52,7 @@ def rehearse(
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
         source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
         state = with_sampler_state(state, source)
+        source = _admitted(source, module.batch_keys, home)
         refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
         update = LossTrainStep(module, optimizer, balancer, microbatches)
         for step in range(steps):
@@ -58,6 +62,14 @@ def rehearse(
             state, key = advance(state)
             state, _ = update(state, batches, key)
     return session.report(state)
+
+
+def _admitted(source: Any, batch_keys: tuple[str, ...], home: Any) -> Any:
+    """The source by the door of `fit`: prepared, or refused with the same words."""
+    source = prepared_source(source, home)
+    require_inside(source)
+    require_batches(source, batch_keys)
+    return source
 
 
 def _name_step(session: Session, source: Any, state: TrainState, step: int) -> None:

@@ -99,22 +99,29 @@ def tree_rows(data: Data) -> list[Row]:
     for node in data["keys"]:
         children[node["parent"] if node["parent"] in known else None].append(node)
     rows: list[Row] = []
-
-    def add(node: Data, depth: int, parent: int | None) -> None:
+    # A stack, not a recursion: a loop that carries its key makes a tree as deep as its steps.
+    waiting: list[tuple[Data | Row, int, int | None]] = [
+        (node, 0, None) for node in reversed(children.pop(None, []))
+    ]
+    while waiting:
+        node, depth, parent = waiting.pop()
+        if isinstance(node, Row):
+            rows.append(node)
+            continue
         label = node["name"] if parent is None or _renamed(node) else node["how"]
         rows.append(Row(depth, parent, label, "; ".join(node["draws"]), node["rank"]))
         own = len(rows) - 1
         below = children.pop(node["name"], [])
-        for child in below[:_MOST_CHILDREN]:
-            add(child, depth + 1, own)
         if len(below) > _MOST_CHILDREN:
-            cut = below[_MOST_CHILDREN:]
-            rank = "fault" if any(child["rank"] == "fault" for child in cut) else None
-            rows.append(Row(depth + 1, own, f"… and {len(cut)} more", "", rank))
-
-    for node in list(children.pop(None, [])):
-        add(node, 0, None)
+            waiting.append((_rest(below[_MOST_CHILDREN:], depth + 1, own), depth + 1, own))
+        waiting += [(child, depth + 1, own) for child in reversed(below[:_MOST_CHILDREN])]
     return rows
+
+
+def _rest(cut: list[Data], depth: int, parent: int) -> Row:
+    """What is left out of a wide family, as one row."""
+    rank = "fault" if any(child["rank"] == "fault" for child in cut) else None
+    return Row(depth, parent, f"… and {len(cut)} more", "", rank)
 
 
 def as_html(data: Data) -> str:

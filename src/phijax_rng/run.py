@@ -30,14 +30,7 @@ class Run:
 
     def prepared(self) -> "Run":
         """With the source as it wants to be asked; the loop puts its own copy on every other device."""
-        source = self.source
-        if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
-            source = IterableSource(source)
-        if callable(getattr(source, "prepare", None)):
-            source = source.prepare(self.placement.home)
-        if not getattr(source, "traceable", False):
-            source = HostSource(source)
-        return dataclasses.replace(self, source=source)
+        return dataclasses.replace(self, source=prepared_source(self.source, self.placement.home))
 
     def refresh(self) -> Any:
         """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
@@ -60,6 +53,20 @@ class Run:
             training={**self.training, "on_nonfinite": on_nonfinite, **_cut(microbatches)},
             environment=told,
         )
+
+
+def prepared_source(source: Any, home: Any) -> Any:
+    """A source as it wants to be asked: an iterable step by step, and rows on the device `home`.
+
+    Raises:
+        TypeError: it can neither be asked nor iterated over.
+    """
+    if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
+        source = IterableSource(source)
+    _checks.function(source, "source")
+    if callable(getattr(source, "prepare", None)):
+        source = source.prepare(home)
+    return source if getattr(source, "traceable", False) else HostSource(source)
 
 
 def refresh_of(module: Any, balancer: Any, source: Any, state: TrainState) -> Any:

@@ -305,8 +305,9 @@ class Trainer:
     ) -> AuditReport:
         """Who draws what from which key when this run starts: initialization and the first `steps` updates.
 
-        The arguments are those of `fit`. Nothing is saved, and nothing that training needs is changed. It
-        runs op by op, so keep `steps` small; see `auditing.audit` for `allow` and for what it raises.
+        The arguments are those of `fit`, and what `fit` refuses is refused here. Nothing is saved, and
+        nothing that training needs is changed. It runs op by op, so keep `steps` small; see
+        `auditing.audit` for `allow` and for what it raises.
         """
         require_module(module, balancer)
         require_datamodule(datamodule)
@@ -321,6 +322,7 @@ class Trainer:
                 microbatches=self.microbatches,
                 steps=_checks.positive(steps, "steps"),
                 allow=allow,
+                placement=self._placement(),
             )
 
     def _placement(self) -> Placement:

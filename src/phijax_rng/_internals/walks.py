@@ -120,16 +120,16 @@ WALKS: dict[str, Callable[..., Any]] = {
 _groups = itertools.count()
 
 
-def by_row(watcher: Any, primitive: Any, operands: Any, params: dict[str, Any], size: int) -> list[Any]:
+def by_row(watcher: Any, primitive: Any, operands: Any, params: dict[str, Any], around: Any) -> list[Any]:
     """One call of `primitive` for each row of what is mapped, and the results stacked."""
     group = next(_groups)
     rows = []
-    for index in range(size):
+    for index in range(around.size):
         row = [
             value if dim is None else jax.lax.index_in_dim(value, index, dim, keepdims=False)
             for value, dim in operands
         ]
-        with watcher.enter("rows", (group, index, size)):
+        with watcher.enter("rows", (group, index, around)):
             out = primitive.bind(*row, **params)
         rows.append(out if primitive.multiple_results else [out])
     return [jnp.stack(column) for column in zip(*rows, strict=True)]

@@ -53,6 +53,39 @@ class Evaluation:
     equation: Any = None
 
 
+@dataclasses.dataclass(eq=False)
+class Push:
+    """One forward derivative: the maps that its tangents vary over, and those that its values vary over.
+
+    Where a map reaches the tangents alone, as in `jacfwd`, all its rows differentiate one computation, and
+    rightly share what it draws. A map is known by the id of its tag, which lives as long as the map.
+    """
+
+    tangents: set[int]
+    values: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mapped:
+    """One `vmap` around a draw."""
+
+    size: int
+    name: Any
+    mapped: bool  # whether the key is
+    tag: Any
+    pushes: tuple[Push, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows draw from one key; known when the outermost derivative is done."""
+        return not self.mapped and self.size > 1 and not self.excused
+
+    @property
+    def excused(self) -> bool:
+        """Whether the rows are tangents of one computation."""
+        return any(id(self.tag) not in push.values for push in self.pushes)
+
+
 def words_of(keys: Any) -> Words:
     """The bits of typed keys that are known."""
     base = np.asarray(keys._base_array)
