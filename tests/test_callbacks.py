@@ -10,6 +10,7 @@ import pytest
 
 from phijax_rng import (
     Checkpoints,
+    EarlyStopping,
     Event,
     HostPool,
     LossModule,
@@ -90,9 +91,61 @@ def test_a_state_asked_for_late_is_the_state_of_its_step():
     assert first_difference(note.events[1].state, HEAT.run(4)) is not None
 
 
+class Wrong(Note):
+    """A callback with one member that is not what it should be."""
+
+    def __init__(self, **members):
+        super().__init__(2)
+        vars(self).update(members)
+
+
+@pytest.mark.parametrize("callbacks", [3, None, "show", Note(2), {"a": Note(2)}, {1}])
+def test_what_is_no_sequence_of_callbacks_is_refused(callbacks):
+    with pytest.raises(TypeError) as caught:
+        Trainer(4, callbacks=callbacks)
+    assert str(caught.value) == (
+        f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
+    )
+
+
+def no_event():
+    pass
+
+
+no_event.every_n_steps = 2
+
+
 @pytest.mark.parametrize(
     ("callback", "error", "message"),
     [
+        (
+            EarlyStopping,
+            TypeError,
+            "callbacks[0] must be an object, got the class EarlyStopping. Call it: EarlyStopping(...).",
+        ),
+        (no_event, TypeError, "callbacks[0] must take (event), got (). Mend its parameters."),
+        (
+            Wrong(finish=3),
+            TypeError,
+            "callbacks[0].finish must be callable, got 3. Pass a function.",
+        ),
+        (
+            Wrong(finish=lambda: None),
+            TypeError,
+            "callbacks[0].finish must take (event), got (). Mend its parameters.",
+        ),
+        (
+            Wrong(is_over=True),
+            TypeError,
+            "callbacks[0].is_over must be callable, got True. Pass a function.",
+        ),
+        (
+            Wrong(check=lambda: None),
+            TypeError,
+            "callbacks[0].check must take (memory), got (). Mend its parameters.",
+        ),
+        (Wrong(name=3), TypeError, "callbacks[0].name must be text, got 3. Name it."),
+        (Wrong(follows=3), TypeError, "callbacks[0].follows must be text, got 3. Name it."),
         (3, TypeError, "callbacks[0] must be callable and have every_n_steps, got 3. Add what is missing."),
         (
             Note(0),
@@ -100,7 +153,7 @@ def test_a_state_asked_for_late_is_the_state_of_its_step():
             "callbacks[0].every_n_steps must be in [1, 2**31), got 0. Pick a number inside the range.",
         ),
     ],
-    ids=["no callback", "never"],
+    ids=lambda value: "",
 )
 def test_what_is_no_callback_is_refused(callback, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
@@ -221,6 +274,12 @@ def test_callbacks_that_come_and_go_do_not_stand_in_the_way_of_a_resume(tmp_path
 def test_two_of_a_kind_have_a_memory_each(tmp_path):
     fit(6, Remember(2), Remember(3), checkpoints=Checkpoints(tmp_path))
     assert remembered(tmp_path) == {"Remember": {"steps": [2, 4, 6]}, "Remember#2": {"steps": [3, 6]}}
+
+
+def test_names_that_look_numbered_lose_no_callback(tmp_path):
+    named = [Remember(2, name) for name in ("a", "a#2", "a")]
+    fit(2, *named, checkpoints=Checkpoints(tmp_path))
+    assert remembered(tmp_path) == {name: {"steps": [2]} for name in ("a", "a#2", "a#3")}
 
 
 @pytest.mark.parametrize(

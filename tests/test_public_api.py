@@ -43,6 +43,7 @@ LAYERS = (
     ),
     ("hosted",),  # samplers of the row before, with their rows on the host
     ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
+    ("trial",),  # balancers held to their protocol
     (
         *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt

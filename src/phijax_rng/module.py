@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from phijax_rng import _checks
 from phijax_rng._types import Batches, KeyScalar
@@ -68,7 +69,8 @@ class LossModule:
         name: for messages and records.
 
     Raises:
-        TypeError: something that should be a function or a sequence of names is not.
+        TypeError: something that should be a function or a sequence of names is not; a function takes other
+            arguments.
         ValueError: a name is repeated, or there is none.
     """
 
@@ -82,12 +84,13 @@ class LossModule:
     name: str = "module"
 
     def __post_init__(self) -> None:
-        _checks.function(self.init, "init")
-        _checks.function(self.losses, "losses")
+        _checks.takes(self.init, "init", "key")
         _require_free_key(self.losses)
-        for optional in ("residuals", "predict"):
-            if getattr(self, optional) is not None:
-                _checks.function(getattr(self, optional), optional)
+        require_parameters(self.losses, "losses", "model_state", "batches")
+        if self.residuals is not None:
+            require_parameters(self.residuals, "residuals", "model_state", "batches")
+        if self.predict is not None:
+            _checks.takes(self.predict, "predict", "model_state", "inputs")
         object.__setattr__(self, "batch_keys", _checks.names(self.batch_keys, "batch_keys"))
         if self.loss_names is not None:
             object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
@@ -99,13 +102,13 @@ class LossModule:
 
     def evaluate(self, model_state: Any, batches: Batches, key: KeyScalar) -> StepOutput:
         """`losses` called with what it asks for, its answer as a `StepOutput`."""
-        output = _called(self.losses, model_state, batches, key)
+        output = called(self.losses, model_state, batches, key=key)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
-            _scalars(output.losses, "losses"),
+            scalars(output.losses, "losses"),
             output.model_state,
-            _scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
+            scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
         )
 
     def residual_rows(self, model_state: Any, batches: Batches, key: KeyScalar) -> Mapping[str, jax.Array]:
@@ -116,14 +119,32 @@ class LossModule:
         """
         if self.residuals is None:
             raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
-        return _checks.mapping(_called(self.residuals, model_state, batches, key), "residuals")
+        return _checks.mapping(called(self.residuals, model_state, batches, key=key), "residuals")
 
 
-def _called(fn: Callable[..., Any], model_state: Any, batches: Batches, key: KeyScalar) -> Any:
+def called(fn: Callable[..., Any], *arguments: Any, key: KeyScalar) -> Any:
     """What `fn` returns, with the key if it asks for one."""
     if _takes_key_by_place(fn):
-        return fn(model_state, batches, key)
-    return fn(model_state, batches, **({"key": key} if takes_key(fn) else {}))
+        return fn(*arguments, key)
+    return fn(*arguments, **({"key": key} if takes_key(fn) else {}))
+
+
+def require_parameters(fn: Any, name: str, *arguments: str) -> None:
+    """Raises unless `called` can call it with arguments of these names."""
+    _checks.function(fn, name)
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some callables of compiled code do not tell
+        return
+    by_place = _takes_key_by_place(fn)
+    keyword = {"key": None} if takes_key(fn) and not by_place else {}
+    try:
+        signature.bind(*arguments, *(["key"] if by_place else []), **keyword)
+    except TypeError:
+        wanted = ", ".join(arguments)
+        raise TypeError(
+            f"{name} must take ({wanted}), or ({wanted}, key), got {signature}. Mend its parameters."
+        ) from None
 
 
 def _require_free_key(losses: Any) -> None:
@@ -150,15 +171,45 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
+def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
+    """`values`, if they are real scalars by name; traced or not."""
     _checks.mapping(values, name)
     for key, value in values.items():
-        shape = jax.numpy.shape(value)
-        if shape != ():
+        if not is_array(value):
+            raise TypeError(f"{name}[{key!r}] must be a real scalar, got {value!r}. Return a number.")
+        if jax.numpy.shape(value) != ():
             raise ValueError(
-                f"{name}[{key!r}] must be a scalar, got shape {shape}. Reduce it, for example with jnp.mean."
+                f"{name}[{key!r}] must be a scalar, got shape {jax.numpy.shape(value)}. "
+                "Reduce it, for example with jnp.mean."
+            )
+        if not _is_real(value):
+            raise ValueError(
+                f"{name}[{key!r}] must be a real scalar, got {array_type(value)}. "
+                "Take its real part, or its modulus."
             )
     return values
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a number or an array of numbers, booleans or keys, traced or not."""
+    if isinstance(value, (bool, int, float, complex)):
+        return True
+    dtype = getattr(value, "dtype", None)
+    # Text and objects are NumPy arrays too.
+    return dtype is not None and hasattr(value, "shape") and getattr(dtype, "kind", "V") not in "OSUmM"
+
+
+def array_type(value: Any) -> str:
+    """`float32[3]`, or the value itself where it is no array."""
+    if not is_array(value):
+        return repr(value)
+    dtype = value.dtype if hasattr(value, "dtype") else jax.numpy.result_type(value)
+    return f"{dtype}{list(jax.numpy.shape(value))}"
+
+
+def _is_real(value: Any) -> bool:
+    dtype = jax.numpy.result_type(value) if not hasattr(value, "dtype") else value.dtype
+    return any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
 
 
 @runtime_checkable
