@@ -69,8 +69,8 @@ class AdaptiveBalancer(LossBalancer, Protocol):
     def update(self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Any) -> Any:
         """The next state, of the same structure, shapes and dtypes. Traced.
 
-        A state in which a finite number became one that is not is never taken over. `on_nonfinite="raise"` then
-        stops the run before the step, and the other policies go on with the state as it was.
+        A state in which a finite number became one that is not is never taken over. `on_nonfinite="raise"`
+        then stops the run before the step, and the other policies go on with the state as it was.
 
         Args:
             module: the `LossModule`; `module.evaluate(model_state, batches, key)` gives its losses.

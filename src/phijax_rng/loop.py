@@ -28,7 +28,7 @@ import numpy as np
 from phijax_rng import _checks, _threefry, keys, trial
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
-from phijax_rng.module import StepOutput
+from phijax_rng.module import StepOutput, scalars
 from phijax_rng.placement import Placement, on_device
 from phijax_rng.sources import ask
 from phijax_rng.state import TrainState, advance, is_trainable
@@ -87,7 +87,7 @@ class TrainLoop:
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        _checks.function(train_step, "train_step")
+        _checks.takes(train_step, "train_step", "state", "batches", "key")
         self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._placed = placement or on_device(device)
         self._sharding = self._placed.everywhere
@@ -222,7 +222,10 @@ class _Recorded:
     def __call__(self, state: TrainState, batches: Any, key: Any) -> tuple[TrainState, StepOutput]:
         following, output = self._train_step(state, batches, key)
         if not isinstance(output, StepOutput):
-            output = StepOutput(losses=_checks.mapping(output, "the losses of train_step"))
+            output = StepOutput(losses=output)
+        scalars(output.losses, "the losses of train_step")
+        if output.diagnostics:
+            scalars(output.diagnostics, "the diagnostics of train_step")
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
         if "step" in self.names:
             raise ValueError(
