@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import re
 import warnings
 
@@ -21,6 +22,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.history import History
+from phijax_rng.progress import Silent
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -344,6 +346,27 @@ def test_a_name_that_is_taken_cannot_be_reported(name):
 
 
 # Errors
+
+
+def test_a_check_that_fails_ends_the_fit_before_anything_is_traced_and_closes_the_display(monkeypatch):
+    class Closed(Silent):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    class Checking(Note):
+        name = "own"
+
+        def check(self, memory):
+            raise OSError("the disk is full")
+
+    display, module = Closed(), dataclasses.replace(HEAT.module, losses=lambda model_state, batches: 1 / 0)
+    monkeypatch.setattr("phijax_rng.trainer.make_progress", lambda *given: display)
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        Trainer(4, callbacks=(Note(1), Checking(2))).fit(module, seed=0, **HEAT.arguments)
+    assert caught.value.__notes__ == ["raised by the callback 'own' before the first update"]
+    assert display.closed == 1
 
 
 class Fail:

@@ -71,7 +71,11 @@ class Looks:
         self._display = display
         self._every = log_every_n_steps
         self._callbacks = callbacks
-        self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+        try:
+            self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+        except BaseException:
+            display.close()
+            raise
         self.asked_to_stop = self._watchers.over
         self._told_of_nonfinite = self._told_of_unbalanced = False
         if checkpoints is not None:
