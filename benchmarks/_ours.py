@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 import phijax_rng as pr
 from benchmarks import _heat
@@ -34,6 +35,32 @@ def audit(steps: int = 3) -> Any:
     )
     assert report.clean, str(report)
     return report
+
+
+def fit_without_balancer(num_steps: int, sizes: Mapping[str, int]) -> Any:
+    """The same training by an update that knows of no balancer: the losses are summed where they are made."""
+    streams = pr.keys.split_root(_heat.SEED)
+    state = pr.initialize_train_state(_heat.init(streams.model), _heat.optimizer(), {}, streams)
+    datamodule = pr.PoolDataModule(_heat.make_arrays(), sizes)
+    result = pr.Trainer(num_steps, progress=False).fit_state(
+        _module(), state, train_step=_summed, datamodule=datamodule
+    )
+    return jax.block_until_ready(result)
+
+
+def _summed(state: pr.TrainState, batches: Any, key: Any) -> Any:
+    def total(params: Any) -> Any:
+        losses = _heat.losses(params, batches)
+        return sum(losses.values()), losses
+
+    (value, losses), grads = jax.value_and_grad(total, has_aux=True)(state.model_state)
+    updates, optimizer_state = _heat.optimizer().update(grads, state.optimizer_state, state.model_state)
+    following = state.replace(
+        model_state=optax.apply_updates(state.model_state, updates),
+        optimizer_state=optimizer_state,
+        step=state.step + 1,
+    )
+    return following, {"total_loss": value, **losses}
 
 
 def source(sizes: Mapping[str, int]) -> pr.NamedBatchSource:

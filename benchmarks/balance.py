@@ -2,7 +2,8 @@
 
 The overhead of GradNorm with an update every 100 steps is a step with it beside a step without it: for us the
 difference quotient of two runs each, for PhiJAX the mean over all steps behind the first update. An overhead
-of 1 is none. The static run is measured beside one whose program has an update that never fires.
+of 1 is none. A static run is measured beside a loop whose update knows of no balancer at all, and beside
+one whose program has an update that never fires.
 """
 
 import functools
@@ -13,7 +14,7 @@ import numpy as np
 
 import phijax_rng as pr
 from benchmarks import _heat, _ours, _theirs
-from benchmarks._ratio import Figure, Seconds, interleaved, timed
+from benchmarks._ratio import Bar, Figure, Seconds, interleaved, timed
 
 EVERY = 100
 SHORT, LONG = 100, 10_000
@@ -23,6 +24,11 @@ NEVER = 2**31 - 1
 
 def figures(pairs: int) -> Iterator[Figure | str]:
     _check_same_weights()
+    _check_same_training()
+    static, without = interleaved(
+        functools.partial(_step, pr.StaticLossBalancer(_heat.LOSSES)), _step_without_balancer, pairs
+    )
+    yield Figure("a step with StaticLossBalancer / with no balancer in it", static, without, Bar(1.02))
     balanced, plain = interleaved(
         functools.partial(_step, _gradnorm(EVERY)), functools.partial(_step, None), pairs
     )
@@ -53,11 +59,24 @@ def _step(balancer: Any) -> Seconds:
     return (timed(lambda: _ours.fit(SHORT + LONG, _heat.SIZES, balancer)) - short) / LONG
 
 
+def _step_without_balancer() -> Seconds:
+    short = timed(lambda: _ours.fit_without_balancer(SHORT, _heat.SIZES))
+    return (timed(lambda: _ours.fit_without_balancer(SHORT + LONG, _heat.SIZES)) - short) / LONG
+
+
 def _their_step(balanced: bool) -> Seconds:
     balancer = _theirs.gradnorm(EVERY) if balanced else None
     stamps = _theirs.fit(THEIR_STEPS, _heat.SIZES, balancer)[1]
     # The first update compiles; three whole periods lie behind it.
     return (stamps[EVERY + 10 + 3 * EVERY] - stamps[EVERY + 10]) / (3 * EVERY)
+
+
+def _check_same_training() -> None:
+    """With the static balancer and without one, both end in the same losses, up to rounding."""
+    static = _ours.fit(SHORT, _heat.SIZES, pr.StaticLossBalancer(_heat.LOSSES))
+    without = _ours.fit_without_balancer(SHORT, _heat.SIZES)
+    for name in ("total_loss", *_heat.LOSSES):
+        np.testing.assert_allclose(static.metrics[name], without.metrics[name], rtol=1e-3)
 
 
 def _check_same_weights() -> None:

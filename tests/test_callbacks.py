@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import re
 import warnings
 
@@ -10,6 +11,7 @@ import pytest
 
 from phijax_rng import (
     Checkpoints,
+    EarlyStopping,
     Event,
     HostPool,
     LossModule,
@@ -20,6 +22,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.history import History
+from phijax_rng.progress import Silent
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -90,9 +93,61 @@ def test_a_state_asked_for_late_is_the_state_of_its_step():
     assert first_difference(note.events[1].state, HEAT.run(4)) is not None
 
 
+class Wrong(Note):
+    """A callback with one member that is not what it should be."""
+
+    def __init__(self, **members):
+        super().__init__(2)
+        vars(self).update(members)
+
+
+@pytest.mark.parametrize("callbacks", [3, None, "show", Note(2), {"a": Note(2)}, {1}])
+def test_what_is_no_sequence_of_callbacks_is_refused(callbacks):
+    with pytest.raises(TypeError) as caught:
+        Trainer(4, callbacks=callbacks)
+    assert str(caught.value) == (
+        f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
+    )
+
+
+def no_event():
+    pass
+
+
+no_event.every_n_steps = 2
+
+
 @pytest.mark.parametrize(
     ("callback", "error", "message"),
     [
+        (
+            EarlyStopping,
+            TypeError,
+            "callbacks[0] must be an object, got the class EarlyStopping. Call it: EarlyStopping(...).",
+        ),
+        (no_event, TypeError, "callbacks[0] must take (event), got (). Mend its parameters."),
+        (
+            Wrong(finish=3),
+            TypeError,
+            "callbacks[0].finish must be callable, got 3. Pass a function.",
+        ),
+        (
+            Wrong(finish=lambda: None),
+            TypeError,
+            "callbacks[0].finish must take (event), got (). Mend its parameters.",
+        ),
+        (
+            Wrong(is_over=True),
+            TypeError,
+            "callbacks[0].is_over must be callable, got True. Pass a function.",
+        ),
+        (
+            Wrong(check=lambda: None),
+            TypeError,
+            "callbacks[0].check must take (memory), got (). Mend its parameters.",
+        ),
+        (Wrong(name=3), TypeError, "callbacks[0].name must be text, got 3. Name it."),
+        (Wrong(follows=3), TypeError, "callbacks[0].follows must be text, got 3. Name it."),
         (3, TypeError, "callbacks[0] must be callable and have every_n_steps, got 3. Add what is missing."),
         (
             Note(0),
@@ -100,7 +155,7 @@ def test_a_state_asked_for_late_is_the_state_of_its_step():
             "callbacks[0].every_n_steps must be in [1, 2**31), got 0. Pick a number inside the range.",
         ),
     ],
-    ids=["no callback", "never"],
+    ids=lambda value: "",
 )
 def test_what_is_no_callback_is_refused(callback, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
@@ -223,6 +278,12 @@ def test_two_of_a_kind_have_a_memory_each(tmp_path):
     assert remembered(tmp_path) == {"Remember": {"steps": [2, 4, 6]}, "Remember#2": {"steps": [3, 6]}}
 
 
+def test_names_that_look_numbered_lose_no_callback(tmp_path):
+    named = [Remember(2, name) for name in ("a", "a#2", "a")]
+    fit(2, *named, checkpoints=Checkpoints(tmp_path))
+    assert remembered(tmp_path) == {name: {"steps": [2]} for name in ("a", "a#2", "a#3")}
+
+
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
@@ -285,6 +346,27 @@ def test_a_name_that_is_taken_cannot_be_reported(name):
 
 
 # Errors
+
+
+def test_a_check_that_fails_ends_the_fit_before_anything_is_traced_and_closes_the_display(monkeypatch):
+    class Closed(Silent):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    class Checking(Note):
+        name = "own"
+
+        def check(self, memory):
+            raise OSError("the disk is full")
+
+    display, module = Closed(), dataclasses.replace(HEAT.module, losses=lambda model_state, batches: 1 / 0)
+    monkeypatch.setattr("phijax_rng.trainer.make_progress", lambda *given: display)
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        Trainer(4, callbacks=(Note(1), Checking(2))).fit(module, seed=0, **HEAT.arguments)
+    assert caught.value.__notes__ == ["raised by the callback 'own' before the first update"]
+    assert display.closed == 1
 
 
 class Fail:

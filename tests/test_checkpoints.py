@@ -186,7 +186,7 @@ def test_another_shape_is_refused_with_its_path_and_both_sides(tmp_path):
         "  model_state['dense']['kernel']\n"
         "    in the checkpoint: float32[64, 32]\n"
         "    in this run:       float32[64, 48]\n"
-        "Build the run with the model and optimizer it was saved from, or restore the weights only."
+        "Build the run with the model it was saved from."
     )
 
 
@@ -211,6 +211,43 @@ def test_another_key_implementation_is_refused(tmp_path):
         ) in message
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "mend"),
+    [
+        (
+            "balancer_state",
+            {"weights": jnp.ones(3)},
+            "Build the run with the balancer it was saved from, or restore the weights only.",
+        ),
+        (
+            "optimizer_state",
+            [jnp.zeros(3)],
+            "Build the run with the optimizer it was saved from, or restore the weights only.",
+        ),
+        (
+            "sampler_state",
+            {"pde": jnp.zeros(3)},
+            "Build the run with the samplers it was saved from, or restore the weights only.",
+        ),
+        ("model_state", {"v": jnp.zeros(3)}, "Build the run with the model it was saved from."),
+    ],
+)
+def test_what_to_build_as_it_was_is_named(tmp_path, field, value, mend):
+    was = state_with({"w": jnp.zeros(2)})
+    assert mismatch(tmp_path, was, was.replace(**{field: value})).split("\n")[-1] == mend
+
+
+def test_everything_that_differs_is_named(tmp_path):
+    was = state_with({"w": jnp.zeros(2)})
+    now = was.replace(
+        optimizer_state=[jnp.zeros(1)], balancer_state={"a": jnp.zeros(1)}, sampler_state={"b": jnp.zeros(1)}
+    )
+    assert mismatch(tmp_path, was, now).split("\n")[-1] == (
+        "Build the run with the optimizer, balancer and samplers it was saved from, "
+        "or restore the weights only."
+    )
+
+
 def test_a_leaf_that_one_side_lacks_is_absent(tmp_path):
     was, now = state_with({"a": jnp.zeros(1)}), state_with({"b": jnp.zeros(1)})
     assert mismatch(tmp_path, was, now) == (
@@ -221,7 +258,7 @@ def test_a_leaf_that_one_side_lacks_is_absent(tmp_path):
         "  model_state['b']\n"
         "    in the checkpoint: absent\n"
         "    in this run:       float32[1]\n"
-        "Build the run with the model and optimizer it was saved from, or restore the weights only."
+        "Build the run with the model it was saved from."
     )
 
 

@@ -167,6 +167,18 @@ def test_names_become_a_tuple_in_their_order():
     [
         ("pde", TypeError, "names must be a sequence of names, got 'pde'. Pass a tuple of strings."),
         (3, TypeError, "names must be a sequence of names, got 3. Pass a tuple of strings."),
+        (b"pde", TypeError, "names must be a sequence of names, got b'pde'. Pass a tuple of strings."),
+        (
+            np.float32(1),
+            TypeError,
+            "names must be a sequence of names, got np.float32(1.0). Pass a tuple of strings.",
+        ),
+        ({"a"}, TypeError, "names must be in an order, got the set {'a'}. Pass a tuple of strings."),
+        (
+            frozenset("a"),
+            TypeError,
+            "names must be in an order, got the set frozenset({'a'}). Pass a tuple of strings.",
+        ),
         (("pde", 3), TypeError, "names[1] must be a non-empty string, got 3. Name it."),
         (("",), TypeError, "names[0] must be a non-empty string, got ''. Name it."),
         ((), ValueError, "names must name at least one entry, got (). Add a name."),
@@ -176,7 +188,18 @@ def test_names_become_a_tuple_in_their_order():
             "names must not repeat a name, got ('a', 'b', 'a'). Drop the repeated one.",
         ),
     ],
-    ids=["one string", "a number", "a number inside", "an empty name", "none", "a repeated one"],
+    ids=[
+        "one string",
+        "a number",
+        "bytes",
+        "an array",
+        "a set",
+        "a frozen set",
+        "a number inside",
+        "an empty name",
+        "none",
+        "a repeated one",
+    ],
 )
 def test_what_is_no_list_of_names_is_refused(values, error, message):
     with pytest.raises(error) as caught:
@@ -259,4 +282,71 @@ def test_the_checks_do_without_jax():
         assert "jax" not in sys.modules
         """,
         ROOT / "src" / "phijax_rng" / "_checks.py",
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "error", "message"),
+    [
+        (_checks.finite_number, True, TypeError, "eps must be a number, got True. Pass a float."),
+        (_checks.finite_number, "1", TypeError, "eps must be a number, got '1'. Pass a float."),
+        (_checks.finite_number, np.nan, ValueError, "eps must be finite, got nan. Pick a finite number."),
+        (
+            _checks.at_least_zero,
+            -1,
+            ValueError,
+            "eps must be finite and not negative, got -1. Pick a number of at least 0.",
+        ),
+        (
+            _checks.above_zero,
+            np.inf,
+            ValueError,
+            "eps must be positive and finite, got inf. Pick a number above 0.",
+        ),
+    ],
+)
+def test_what_is_no_such_number_is_refused(check, value, error, message):
+    with pytest.raises(error) as caught:
+        check(value, "eps")
+    assert str(caught.value) == message
+
+
+def test_numbers_come_back_as_floats():
+    assert [_checks.finite_number(v, "eps") for v in (-2, np.float32(0.5), np.int64(3))] == [-2.0, 0.5, 3.0]
+    assert (_checks.at_least_zero(0, "eps"), _checks.above_zero(1, "eps")) == (0.0, 1.0)
+
+
+def test_a_function_with_other_parameters_is_refused():
+    def own(state, *, rate=0.5):
+        return state
+
+    assert _checks.takes(own, "own", "state") is own
+    assert _checks.takes(max, "max", "losses", "state") is max  # compiled code need not tell
+    with pytest.raises(TypeError) as caught:
+        _checks.takes(own, "own", "losses", "state")
+    assert str(caught.value) == (
+        "own must take (losses, state), got (state, *, rate=0.5). Mend its parameters."
+    )
+
+
+def test_a_class_in_place_of_an_object_is_refused():
+    assert _checks.instance(3, "balancer") == 3
+    with pytest.raises(TypeError) as caught:
+        _checks.instance(int, "balancer")
+    assert str(caught.value) == "balancer must be an object, got the class int. Call it: int(...)."
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    _checks.writable(tmp_path / "new" / "newer")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as caught:
+        _checks.writable(tmp_path / "file" / "new")
+    assert str(caught.value) == (
+        f"{tmp_path / 'file'} is not a directory, so nothing can be written below it. Name another."
+    )
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # to root, everything is writable
+    with pytest.raises(PermissionError) as caught:
+        _checks.writable(tmp_path / "new")
+    assert str(caught.value) == (
+        f"{tmp_path} may not be written to. Name another place, or mend its permissions."
     )

@@ -1,5 +1,7 @@
 """The CSV file is that of a run that was never stopped, whatever a killed process left of it."""
 
+import dataclasses
+
 import pytest
 
 from phijax_rng import CSVHistory, Evaluate, Trainer
@@ -78,16 +80,41 @@ def test_rows_are_appended_and_not_written_anew(tmp_path, monkeypatch):
     assert path.stat().st_ino != kept
 
 
-def test_a_path_is_needed():
-    with pytest.raises(TypeError, match=r"^path must be a path, got 3\. Name the file\.$"):
-        CSVHistory(3)
+@pytest.mark.parametrize("path", [3, "", b"history.csv", "history\0.csv", None])
+def test_a_path_is_needed(path):
+    with pytest.raises(TypeError) as caught:
+        CSVHistory(path)
+    assert str(caught.value) == f"path must be a path, got {path!r}. Name the file."
 
 
 def test_a_file_of_another_kind_is_refused_and_kept(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("my,own\n1,2\n")
-    with pytest.raises(FileExistsError, match=r"own\.csv holds something else than a history"):
-        Trainer(4, callbacks=[CSVHistory(path, every_n_steps=2)], progress=False).fit(
-            HEAT.module, seed=0, **HEAT.arguments
-        )
+    with pytest.raises(FileExistsError) as caught:
+        fit_untraced(path)
+    assert str(caught.value) == (
+        f"{path} holds something else than a history, which would be lost. Name another file."
+    )
+    assert caught.value.__notes__ == [f"raised by the callback 'CSVHistory/{path}' before the first update"]
     assert path.read_text() == "my,own\n1,2\n"
+
+
+def fit_untraced(path):
+    """A fit that must end before its losses are traced."""
+    module = dataclasses.replace(
+        HEAT.module, losses=lambda model_state, batches: pytest.fail("the losses were traced")
+    )
+    trainer = Trainer(4, callbacks=[CSVHistory(path, every_n_steps=2)], progress=False)
+    trainer.fit(module, seed=0, **HEAT.arguments)
+
+
+def test_a_path_that_cannot_be_written_is_named_before_the_first_update(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IsADirectoryError) as caught:
+        fit_untraced(tmp_path)
+    assert str(caught.value) == f"{tmp_path} is a directory, and the history is a file. Name one in it."
+    with pytest.raises(NotADirectoryError) as caught:
+        fit_untraced(tmp_path / "file" / "history.csv")
+    assert str(caught.value) == (
+        f"{tmp_path / 'file'} is not a directory, so nothing can be written below it. Name another."
+    )

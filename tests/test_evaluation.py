@@ -95,6 +95,39 @@ def test_what_is_no_number_by_name_is_refused(function, error, message):
     assert caught.value.__notes__ == ["raised by the callback 'evaluation' at step 2"]
 
 
-def test_settings_are_checked_at_construction():
-    with pytest.raises(TypeError, match=r"^function must be callable, got 3\. Pass a function\.$"):
-        Evaluate(3)
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (3, "function must be callable, got 3. Pass a function."),
+        (
+            lambda: {"one": 1},
+            "function must take (model_state), or (model_state, key), got (). Mend its parameters.",
+        ),
+        (
+            lambda model_state, points: {"one": 1},
+            "function must take (model_state), or (model_state, key), got (model_state, points). "
+            "Mend its parameters.",
+        ),
+        (
+            lambda model_state, points, *, key: {"one": 1},
+            "function must take (model_state), or (model_state, key), got (model_state, points, *, key). "
+            "Mend its parameters.",
+        ),
+    ],
+    ids=["no function", "no parameter", "one too many", "one too many beside the key"],
+)
+def test_a_function_that_could_not_be_called_is_refused_at_construction(function, message):
+    with pytest.raises(TypeError) as caught:
+        Evaluate(function)
+    assert str(caught.value) == message
+
+
+def test_a_key_may_be_taken_by_place():
+    def by_name(model_state, key):
+        return {"draw": jax.random.uniform(key)}
+
+    def by_place(model_state, key, /):
+        return by_name(model_state, key)
+
+    first, second = (fit(2, Evaluate(own, every_n_steps=2, name="own")) for own in (by_place, by_name))
+    assert first.metrics["own/draw"] == second.metrics["own/draw"]

@@ -120,18 +120,28 @@ def test_five_updates_of_a_fresh_run_give_phijaxs_weights(kind):
         (
             {"eps": -1.0},
             ValueError,
-            "eps must be finite and not negative, got -1.0. Pick a weight of at least 0.",
+            "eps must be finite and not negative, got -1.0. Pick a number of at least 0.",
         ),
         (
             {"moving_average_coefficient": 1.0},
             ValueError,
-            "moving_average_coefficient must be in [0, 1), got 1.0. Pick a number below 1.",
+            "moving_average_coefficient must be in [0, 1), got 1.0. Pick a number in that range.",
         ),
         (
             {"initial_weights": {"d": 1.0}},
             ValueError,
             "initial_weights has 'd'; loss_names has 'a', 'b', 'c'. "
             "Name the losses that the weights are for.",
+        ),
+        (
+            {"initial_weights": [1.0]},
+            TypeError,
+            "initial_weights must be a mapping, got [1.0]. Pass a dict: loss name -> weight.",
+        ),
+        (
+            {"loss_names": {"a"}},
+            TypeError,
+            "loss_names must be in an order, got the set {'a'}. Pass a tuple of strings.",
         ),
         (
             {"diagnostic_batch_sizes": 0},

@@ -1,5 +1,6 @@
 """TensorBoard and Weights & Biases get every row once, behind a kill and a resume too."""
 
+import dataclasses
 import struct
 import sys
 
@@ -13,6 +14,9 @@ from tests import _problems
 from tests.test_callbacks import make_event
 
 HEAT = _problems.heat()
+UNTRACED = dataclasses.replace(
+    HEAT.module, losses=lambda model_state, batches: pytest.fail("the losses were traced")
+)
 
 
 def scalars(folder):
@@ -136,8 +140,18 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, message):
     for name in ("tensorboardX", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError) as caught:
-        make()(make_event(4, history=rows(4)))
+        Trainer(4, callbacks=[make()], progress=False).fit(UNTRACED, seed=0, **HEAT.arguments)
     assert str(caught.value) == message
+
+
+def test_a_directory_that_cannot_be_made_is_named_before_the_first_update(tmp_path):
+    (tmp_path / "file").write_text("")
+    logger = TensorBoardLogger(tmp_path / "file" / "board")
+    with pytest.raises(NotADirectoryError) as caught:
+        Trainer(4, callbacks=[logger], progress=False).fit(UNTRACED, seed=0, **HEAT.arguments)
+    assert str(caught.value) == (
+        f"{tmp_path / 'file'} is not a directory, so nothing can be written below it. Name another."
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +163,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, message):
         ),
         (lambda: WandbLogger(3), "run must offer log(numbers, step), got 3. Pass what wandb.init returns."),
         (
-            lambda: WandbLogger(FakeRun, project="x"),
+            lambda: WandbLogger(FakeRun),
+            "run must be an object, got the class FakeRun. Call it: FakeRun(...).",
+        ),
+        (
+            lambda: WandbLogger(FakeRun(), project="x"),
             "run is given, and so is 'project' for wandb.init. Pass one of them.",
         ),
     ],

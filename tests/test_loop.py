@@ -544,9 +544,33 @@ def test_a_train_step_must_keep_the_structure():
     assert last == "Return state.replace(...) with leaves of the same structure."
 
 
+def _returns_a_vector(state, batches, key):
+    return state.replace(step=state.step + 1), {"fit": state.model_state["w"]}
+
+
+def _returns_text_beside_losses(state, batches, key):
+    return state.replace(step=state.step + 1), StepOutput({"fit": jnp.float32(1)}, diagnostics={"own": "x"})
+
+
 @pytest.mark.parametrize(
     ("train_step", "error", "message"),
     [
+        (
+            _returns_a_vector,
+            ValueError,
+            "the losses of train_step['fit'] must be a scalar, got shape (3,). "
+            "Reduce it, for example with jnp.mean.",
+        ),
+        (
+            _returns_text_beside_losses,
+            TypeError,
+            "the diagnostics of train_step['own'] must be a real scalar, got 'x'. Return a number.",
+        ),
+        (
+            lambda state, batches: state,
+            TypeError,
+            "train_step must take (state, batches, key), got (state, batches). Mend its parameters.",
+        ),
         (_returns_no_mapping, TypeError, "the losses of train_step must be a mapping, got "),
         (_returns_no_losses, ValueError, "the losses of train_step must name at least one entry, got (). "),
         (
@@ -556,7 +580,7 @@ def test_a_train_step_must_keep_the_structure():
         ),
         (5, TypeError, "train_step must be callable, got 5. Pass a function."),
     ],
-    ids=["no mapping", "no losses", "no state", "no function"],
+    ids=["a vector", "text", "no key", "no mapping", "no losses", "no state", "no function"],
 )
 def test_a_train_step_must_return_a_state_and_named_losses(train_step, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):

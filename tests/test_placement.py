@@ -281,7 +281,7 @@ def test_one_device_is_the_default_device():
 
 NO_DEVICES = (
     "devices must be a positive int, 'auto', a device, a list of devices or a mesh, got {}. "
-    "Pass 'auto' to use every device there is."
+    "Pass 'auto' to use every device there is, or jax.devices('cpu') for those of a kind."
 )
 
 

@@ -44,7 +44,7 @@ LAYERS = (
     ("hosted",),  # samplers of the row before, with their rows on the host
     ("_held", "_draws", "_entries", "_ask"),  # what a source of the next rows is made of, and how it is asked
     ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
-    ("shares",),  # which rows of a batch lie on which of the devices of the next row
+    ("shares", "trial"),  # which rows lie on which device; balancers held to their protocol
     (
         *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
         *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt

@@ -8,7 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from phijax_rng import GradNormBalancer, NonFiniteError, Trainer, initialize_train_state, keys
+from phijax_rng import (
+    Checkpoints,
+    GradNormBalancer,
+    HostPool,
+    LossModule,
+    NonFiniteError,
+    NTKBalancer,
+    PoolDataModule,
+    Trainer,
+    initialize_train_state,
+    keys,
+)
 from phijax_rng.rebalancing import BalancerRefresh, make_refresh
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
@@ -128,7 +139,7 @@ def test_an_update_that_changes_its_state_is_refused():
             return state | {"seen": jnp.zeros(2)}
 
     message = (
-        "the balancer's update changed the form of its state\n"
+        "Grown.update changed the form of the balancer's state\n"
         "  given:    ['at']: int32[], ['seen']: float32[], ['updates']: int32[]\n"
         "  returned: ['at']: int32[], ['seen']: float32[2], ['updates']: int32[]\n"
         "Return every array that `initialize` gives, with its shape and dtype."
@@ -197,6 +208,124 @@ def test_a_state_that_is_not_the_balancers_is_refused():
         Trainer(4, progress=False).fit_state(
             MODULE, state, optimizer=optax.adam(1e-2), balancer=Count(), datamodule=DATA
         )
+
+
+# What is not finite, by the three policies
+
+
+class Poisoned(Count):
+    """Updates at steps 3, 6, 9: the one that finds this many before it, and each one behind it, is NaN."""
+
+    def __init__(self, poison):
+        self.poison = poison
+
+    def initialize(self):
+        return super().initialize() | {"poison": jnp.int32(self.poison)}
+
+    def update(self, module, model_state, batches, key, state):
+        new = state | super().update(module, model_state, batches, key, state)
+        bad = state["updates"] == state["poison"]
+        return new | {"seen": jnp.where(bad, jnp.nan, new["seen"])}
+
+
+POISONED, SOUND = Poisoned(1), Poisoned(-1)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, None])
+def test_an_update_that_is_not_finite_stops_the_run_at_its_step(tmp_path, chunk_size):
+    with pytest.raises(NonFiniteError) as caught:
+        fit(POISONED, 12, chunk_size=chunk_size, checkpoints=Checkpoints(tmp_path))
+    error = caught.value
+    assert (error.step, error.terms) == (6, ("balancer_state",))
+    assert str(error) == (
+        "training became non-finite at step 6: every loss is finite but the update of the balancer is not. "
+        "The state before that update is kept; draw its batch again with source(6), or pass "
+        "on_nonfinite='skip'."
+    )
+    assert_trees_bitwise_equal(
+        error.state, fit(SOUND, 6).state.replace(balancer_state=error.state.balancer_state)
+    )
+    assert int(error.state.balancer_state["updates"]) == 1
+    assert Checkpoints(tmp_path).latest_step == 6
+    assert error.__notes__[0].startswith("to make the update of the balancer at step 6 again:\n")
+    again = POISONED.update(
+        MODULE, error.state.model_state, SOURCE(6), jax.random.key(0), error.state.balancer_state
+    )
+    assert np.isnan(again["seen"])
+
+
+@pytest.mark.parametrize("policy", ["skip", "ignore"])
+def test_an_update_that_is_not_finite_is_left_out_and_told_once(caplog, policy):
+    result = fit(POISONED, 12, on_nonfinite=policy)
+    assert [row["weight/updates"] for row in result.history] == [0] * 3 + [1] * 9
+    assert caplog.messages == [
+        "the update of the balancer before step 6 is not finite and is left out; its weights stay"
+    ]
+    # Its weights move nothing in this balancer, so the model is that of a run whose updates were finite.
+    assert_trees_bitwise_equal(result.state.model_state, fit(SOUND, 12).state.model_state)
+
+
+def test_three_policies_give_the_bits_of_one_run_where_updates_are_finite(caplog):
+    runs = [fit(SOUND, 8, on_nonfinite=policy).state for policy in ("raise", "skip", "ignore")]
+    assert_trees_bitwise_equal(runs[1], runs[0])
+    assert_trees_bitwise_equal(runs[2], runs[0])
+    assert caplog.messages == []
+
+
+class Learning:
+    """An observer whose next weight is NaN at step 3, which no total of that step shows."""
+
+    loss_names = LOSSES
+
+    def initialize(self):
+        one = jnp.float32(1)
+        return {"best": jnp.float32(jnp.inf), "count": jnp.int32(0), "next": one, "used": one}
+
+    def combine(self, losses, state):
+        return state["used"] * sum(losses.values())
+
+    def diagnostics(self, state):
+        return {"used": state["used"]}
+
+    def observe(self, losses, key, state):
+        count = state["count"] + 1
+        moved = jnp.where(count == 4, jnp.nan, state["next"])
+        # An infinite number that began as one is no fault.
+        return {"best": state["best"], "count": count, "next": moved, "used": state["next"]}
+
+
+def test_an_observer_that_becomes_non_finite_stops_the_run_before_its_weights_are_used():
+    with pytest.raises(NonFiniteError) as caught:
+        fit(Learning())
+    assert (caught.value.step, caught.value.terms) == (3, ("balancer_state",))
+    assert float(caught.value.state.balancer_state["next"]) == 1
+
+
+def test_the_kernel_of_a_residual_that_is_nan_stops_the_run_and_is_left_out_by_the_others(caplog):
+    def residuals(model_state, batches):
+        inputs = batches["data"]["inputs"][:, 0]
+        return {"a": model_state["w"] * inputs, "b": model_state["w"] * jnp.sqrt(inputs)}
+
+    def losses(model_state, batches):
+        return dict.fromkeys(("a", "b"), (model_state["w"] - 1) ** 2)
+
+    module = LossModule(lambda key: {"w": jnp.float32(2)}, losses, batch_keys=("data",), residuals=residuals)
+    data = PoolDataModule({"data": HostPool(-np.ones((4, 1), np.float32))}, {"data": 2})
+    balancer = NTKBalancer(("a", "b"), update_every_n_steps=2, diagnostic_batch_sizes=2)
+
+    def train(policy):
+        return Trainer(5, progress=False, on_nonfinite=policy).fit(
+            module, datamodule=data, optimizer=optax.sgd(0.1), seed=0, balancer=balancer
+        )
+
+    with pytest.raises(NonFiniteError) as caught:
+        train("raise")
+    assert (caught.value.step, caught.value.terms) == (2, ("balancer_state",))
+    kept = train("skip").state.balancer_state
+    np.testing.assert_array_equal(kept["weights"], [1, 1])
+    assert caplog.messages == [
+        "the update of the balancer before step 2 is not finite and is left out; its weights stay"
+    ]
 
 
 def test_a_static_run_has_no_refresh_in_its_program():

@@ -88,9 +88,9 @@ def test_it_is_known_as_one_that_observes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 1}, "alpha must be in [0, 1), got 1. Pick a number below 1."),
-        ({"lookback": 1.5}, "lookback must be in [0, 1), got 1.5. Pick a number below 1."),
-        ({"temperature": 0}, "temperature must be positive, got 0. Pick a number above 0."),
+        ({"alpha": 1}, "alpha must be in [0, 1), got 1. Pick a number in that range."),
+        ({"lookback": 1.5}, "lookback must be in [0, 1], got 1.5. Pick a probability."),
+        ({"temperature": 0}, "temperature must be positive and finite, got 0. Pick a number above 0."),
     ],
 )
 def test_settings_are_checked_at_construction(options, message):

@@ -306,8 +306,7 @@ def losses_named(*names):
         (
             lambda model_state, batches: {"pde": 1j * jnp.sum(model_state["w"])},
             {},
-            "the balancer must combine the losses to one real scalar, got complex64[]. "
-            "Mend its combine method.",
+            "losses['pde'] must be a real scalar, got complex64[]. Take its real part, or its modulus.",
         ),
         (
             lambda model_state, batches: {"pde": model_state["w"]},
@@ -342,7 +341,8 @@ def test_a_balancer_that_does_not_give_one_scalar_is_refused():
     with pytest.raises(ValueError) as caught:
         step(state, BATCHES, KEY)
     assert str(caught.value) == (
-        "the balancer must combine the losses to one real scalar, got float32[2]. Mend its combine method."
+        "Own.combine must return one real scalar, got float32[2]. "
+        "Mend it: its gradient is what trains the model."
     )
 
 

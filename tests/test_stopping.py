@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from phijax_rng import Checkpoints, EarlyStopping, Trainer
+from phijax_rng import Checkpoints, CSVHistory, EarlyStopping, Evaluate, Trainer
 from tests import _problems
 
 HEAT = _problems.heat()
@@ -73,6 +73,52 @@ def test_nothing_is_carried_from_one_fit_of_a_trainer_to_the_next():
     assert ends == [12, 12]
 
 
+def test_a_stop_that_came_of_nan_is_told(caplog):
+    assert looks(EarlyStopping("loss", patience=3), [1, NAN, 2, NAN]) == 4
+    assert looks(EarlyStopping("loss", patience=2), [NAN, NAN]) == 2
+    assert looks(EarlyStopping("loss", patience=2), [NAN, 1, 2, 2]) == 4  # control: nothing to tell
+    assert caplog.messages == [
+        "EarlyStopping asks to stop at step 4: 'loss' was NaN at 2 of the last 3 looks",
+        "EarlyStopping asks to stop at step 2: 'loss' was NaN at 2 of the last 2 looks",
+    ]
+
+
+def show(event):
+    event.report({"error": 1.0})
+
+
+show.every_n_steps = 4
+
+
+def test_a_number_that_nothing_gives_is_refused_before_the_first_update(tmp_path):
+    # None of those before may report it.
+    before = (Evaluate(lambda m: {"error": 1.0}, name="other"), CSVHistory(tmp_path / "history.csv"))
+    callbacks = (*before, EarlyStopping("error", every_n_steps=4), show)
+    with pytest.raises(ValueError) as caught:
+        Trainer(8, callbacks=callbacks, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)
+    assert str(caught.value) == (
+        "EarlyStopping follows 'error', and there is 'total_loss', 'pde', 'initial', 'boundary'. "
+        "Follow one of them, or put the callback that reports it before."
+    )
+
+
+def test_control_a_number_that_a_callback_before_may_report_is_followed():
+    callbacks = (show, EarlyStopping("error", patience=1, every_n_steps=4))
+    result = Trainer(30, callbacks=callbacks, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)
+    assert (result.iterations, result.stopped_early) == (8, True)
+
+
+def test_a_best_step_by_a_number_that_nothing_gives_is_refused_before_the_first_update(tmp_path):
+    saves = Checkpoints(tmp_path, every_n_steps=4, keep_best=("error", 2))
+    with pytest.raises(ValueError) as caught:
+        Trainer(8, checkpoints=saves, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)
+    assert str(caught.value) == (
+        "keep_best compares 'error', and there is 'total_loss', 'pde', 'initial', 'boundary'. "
+        "Name one of them, or add the callback that reports it."
+    )
+    assert saves.steps == ()
+
+
 def test_a_number_that_is_not_there_is_named():
     with pytest.raises(ValueError) as caught:
         look(EarlyStopping("error"), {}, 5, loss=1.0)
@@ -91,7 +137,12 @@ def test_a_number_that_is_not_there_is_named():
             "patience must be in [1, 2**31), got 0. Pick a number inside the range.",
         ),
         ({"mode": "less"}, ValueError, "mode must be one of 'min', 'max', got 'less'. Pick one of them."),
-        ({"min_delta": -1}, ValueError, "min_delta must be at least 0, got -1. Pick such a number."),
+        (
+            {"min_delta": -1},
+            ValueError,
+            "min_delta must be finite and not negative, got -1. Pick a number of at least 0.",
+        ),
+        ({"min_delta": "1"}, TypeError, "min_delta must be a number, got '1'. Pass a float."),
         (
             {"every_n_steps": 1.5},
             TypeError,

@@ -849,7 +849,12 @@ FIT = {"module": UNTRACED, "datamodule": HEAT.datamodule, "optimizer": HEAT.opti
             TypeError,
             "optimizer must offer init and update, got 5. Pass an Optax optimizer.",
         ),
-        ({"balancer": 5}, TypeError, "balancer must be a LossBalancer, got 5. Use StaticLossBalancer."),
+        (
+            {"balancer": 5},
+            TypeError,
+            "balancer must be a LossBalancer, got 5, which has no loss_names, no initialize, no combine, "
+            "no diagnostics. Add what is missing, or use StaticLossBalancer.",
+        ),
         (
             {"on_change": "ask"},
             ValueError,

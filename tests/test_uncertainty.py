@@ -60,11 +60,15 @@ def test_the_default_starts_with_weights_of_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0}, "learning_rate must be positive, got 0. Pick a number above 0."),
+        ({"learning_rate": 0}, "learning_rate must be positive and finite, got 0. Pick a number above 0."),
         (
             {"initial_log_variance": float("inf")},
-            "exp(initial_log_variance) must be finite and not negative, got inf. "
-            "Pick a weight of at least 0.",
+            "initial_log_variance must be finite, got inf. Pick a finite number.",
+        ),
+        (
+            {"initial_log_variance": -81},
+            "initial_log_variance must be in [-80, 80], got -81. "
+            "Pick the logarithm of a variance that float32 holds.",
         ),
     ],
 )

@@ -11,8 +11,12 @@ Traceback (most recent call last):
 TypeError: step must be a whole number, got True. Pass an int or a NumPy integer.
 """
 
+import inspect
+import math
 import operator
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -113,6 +117,35 @@ def _length(length: int | None) -> str:
     return "n" if length is None else str(length)
 
 
+def finite_number(value: Any, name: str) -> float:
+    """`value` as a finite float."""
+    _number(value, name)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}. Pick a finite number.")
+    return float(value)
+
+
+def at_least_zero(value: Any, name: str, *, mend: str = "Pick a number of at least 0.") -> float:
+    """`value` as a finite float that is not negative."""
+    _number(value, name)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, got {value!r}. {mend}")
+    return float(value)
+
+
+def above_zero(value: Any, name: str) -> float:
+    """`value` as a finite float above 0."""
+    _number(value, name)
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}. Pick a number above 0.")
+    return float(value)
+
+
+def _number(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number, got {value!r}. Pass a float.")
+
+
 def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
     """`value`, if it is one of `choices`."""
     choices = tuple(choices)
@@ -129,10 +162,21 @@ def flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
+def is_iterable(value: Any) -> bool:
+    """Whether `value` can be iterated over; an array without axes only looks like it."""
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
 def names(values: Any, name: str) -> tuple[str, ...]:
     """`values` as a tuple of distinct, non-empty strings, at least one."""
-    if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "shape", None) == ():
+    if isinstance(values, (str, bytes)) or not is_iterable(values):
         raise TypeError(f"{name} must be a sequence of names, got {values!r}. Pass a tuple of strings.")
+    if isinstance(values, (set, frozenset)):
+        raise TypeError(f"{name} must be in an order, got the set {values!r}. Pass a tuple of strings.")
     listed = tuple(values)
     for index, value in enumerate(listed):
         if not isinstance(value, str) or not value:
@@ -156,6 +200,51 @@ def function(value: Any, name: str) -> Any:
     """`value`, if it can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {value!r}. Pass a function.")
+    return value
+
+
+def takes(value: Any, name: str, *arguments: str) -> Any:
+    """`value`, if it can be called with arguments of these names, given by place."""
+    function(value, name)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some callables of compiled code do not tell
+        return value
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        wanted = f"({', '.join(arguments)})"
+        raise TypeError(f"{name} must take {wanted}, got {signature}. Mend its parameters.") from None
+    return value
+
+
+def path(value: Any, name: str, *, mend: str) -> str:
+    """`value` as text, if it is the path of something."""
+    given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise TypeError(f"{name} must be a path, got {value!r}. {mend}")
+    return given
+
+
+def writable(folder: Path) -> None:
+    """Raises unless entries can be made in `folder`, which may have to be made first."""
+    there = folder.expanduser().absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(
+            f"{there} is not a directory, so nothing can be written below it. Name another."
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{there} may not be written to. Name another place, or mend its permissions.")
+
+
+def instance(value: Any, name: str) -> Any:
+    """`value`, if it is not a class in place of an object of it."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"{name} must be an object, got the class {value.__qualname__}. Call it: {value.__name__}(...)."
+        )
     return value
 
 

@@ -2,16 +2,22 @@
 
 from typing import Any
 
-from phijax_rng.balancers import LossBalancer
 from phijax_rng.module import DataModule, LossModule, require_mask
+from phijax_rng.trial import require_balancer
 
 
-def require_module(module: Any, balancer: Any) -> None:
-    """Raises unless there is a module, and a balancer or none."""
+def require_module(module: Any, balancer: Any, *, combines: bool = True) -> None:
+    """Raises unless there is a module, and a balancer or none that suits it.
+
+    Args:
+        module: a `LossModule`.
+        balancer: a `LossBalancer`, or `None`.
+        combines: whether the balancer combines the losses, or only has its state renewed.
+    """
     if not isinstance(module, LossModule):
         raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
-    if balancer is not None and not isinstance(balancer, LossBalancer):
-        raise TypeError(f"balancer must be a LossBalancer, got {balancer!r}. Use StaticLossBalancer.")
+    if balancer is not None:
+        require_balancer(balancer, module.loss_names, alone=combines)
 
 
 def require_optimizer(optimizer: Any) -> None:

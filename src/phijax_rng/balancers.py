@@ -18,7 +18,6 @@ balancer learns is in its state, so a resumed run goes on with the same weights.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -70,7 +69,8 @@ class AdaptiveBalancer(LossBalancer, Protocol):
     def update(self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Any) -> Any:
         """The next state, of the same structure, shapes and dtypes. Traced.
 
-        What is not finite is not taken over: the state then stays as it was.
+        A state in which a finite number became one that is not is never taken over. `on_nonfinite="raise"`
+        then stops the run before the step, and the other policies go on with the state as it was.
 
         Args:
             module: the `LossModule`; `module.evaluate(model_state, batches, key)` gives its losses.
@@ -126,11 +126,11 @@ class StaticLossBalancer:
     default_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_weight(self.default_weight, "default_weight")
+        _weight(self.default_weight, "default_weight")
         names = self.loss_names
-        weights = _checked_weights(self.weights, names, "weights")
         if names is not None:
             names = _checks.names(names, "loss_names")
+        weights = _checked_weights(self.weights, names, "weights")
         if names is None and self.default_weight != 1:
             raise ValueError(
                 f"default_weight is {self.default_weight!r} but there are no loss_names that it could be "
@@ -163,6 +163,20 @@ class StaticLossBalancer:
     def _vector(self) -> np.ndarray[Any, Any]:
         weights = [self.weights.get(name, self.default_weight) for name in self.loss_names or ()]
         return np.asarray(weights, dtype=np.float32)
+
+
+class WeightedSum:
+    """What balancers share whose state holds `weights`, float32 in the order of `loss_names`."""
+
+    loss_names: tuple[str, ...]
+
+    def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
+        """The sum with the weights in the state, float32 (float64 when a loss is)."""
+        return weighted_sum(self.loss_names, losses, state["weights"])
+
+    def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The weights, by loss name."""
+        return by_name(self.loss_names, state["weights"])
 
 
 def weighted_sum(names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: Any) -> jax.Array:
@@ -206,7 +220,7 @@ def check_settings(balancer: Any) -> None:
     if balancer.update_start_step is not None:
         _checks.step_number(balancer.update_start_step, "update_start_step")
     fraction(balancer.moving_average_coefficient, "moving_average_coefficient")
-    _check_weight(balancer.eps, "eps")
+    _checks.at_least_zero(balancer.eps, "eps")
     object.__setattr__(balancer, "loss_names", names)
     object.__setattr__(balancer, "initial_weights", weights)
     object.__setattr__(balancer, "diagnostic_batch_sizes", checked_sizes(balancer.diagnostic_batch_sizes))
@@ -226,39 +240,28 @@ def checked_sizes(sizes: Any) -> Any:
 
 def fraction(value: Any, name: str) -> float:
     """`value` as a float in [0, 1)."""
-    _check_weight(value, name)
-    if not value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value!r}. Pick a number below 1.")
+    _checks.finite_number(value, name)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}. Pick a number in that range.")
     return float(value)
 
 
-def positive_number(value: Any, name: str) -> float:
-    """`value` as a positive, finite float."""
-    _check_weight(value, name)
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value!r}. Pick a number above 0.")
-    return float(value)
-
-
-def _checked_weights(weights: Any, names: Any, label: str) -> dict[str, float]:
+def _checked_weights(weights: Any, names: tuple[str, ...] | None, label: str) -> dict[str, float]:
     """The weights by name, each one finite, not negative and for one of `names`."""
-    weights = dict(weights or {})
+    if weights is None:
+        return {}
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"{label} must be a mapping, got {weights!r}. Pass a dict: loss name -> weight.")
     for name, weight in weights.items():
-        _check_weight(weight, f"{label}[{name!r}]")
-    known = () if names is None else _checks.names(names, "loss_names")
-    unknown = [name for name in weights if name not in known]
+        _weight(weight, f"{label}[{name!r}]")
+    unknown = [name for name in weights if name not in (names or ())]
     if unknown:
         raise ValueError(
-            f"{label} has {_checks.shown(unknown)}; loss_names has {_checks.shown(known)}. "
+            f"{label} has {_checks.shown(unknown)}; loss_names has {_checks.shown(names or ())}. "
             "Name the losses that the weights are for."
         )
-    return weights
+    return dict(weights)
 
 
-def _check_weight(weight: Any, name: str) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} must be a number, got {weight!r}. Pass a float.")
-    if not math.isfinite(weight) or weight < 0:
-        raise ValueError(
-            f"{name} must be finite and not negative, got {weight!r}. Pick a weight of at least 0."
-        )
+def _weight(weight: Any, name: str) -> float:
+    return _checks.at_least_zero(weight, name, mend="Pick a weight of at least 0.")

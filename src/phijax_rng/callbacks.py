@@ -83,8 +83,13 @@ class Callback(Protocol):
     Optional members:
 
     `name`: what its memory is saved under; the name of its class where it is absent.
+    `check(memory)`: called when a fit begins, before anything is compiled; raises what would make its first
+    look fail, as a file that cannot be written.
     `finish(event)`: called once when the run ends, however it ends, to let go of what it holds.
     `is_over(memory)`: asked when a run is resumed; `True` if it had asked this run to stop.
+    `follows`: the name of a number it cannot do without; a run in which nothing gives it is refused before
+    the first update.
+    `may_report(name)`: whether it may report a number of this name; any where it is absent.
     """
 
     every_n_steps: int
@@ -94,17 +99,63 @@ class Callback(Protocol):
         ...
 
 
+_OPTIONAL = {"check": "memory", "finish": "event", "is_over": "memory", "may_report": "name"}
+
+
 def checked(callbacks: Any) -> tuple[Callback, ...]:
     """`callbacks` as a tuple, if each one is a `Callback`."""
+    unordered = isinstance(callbacks, (str, bytes, Mapping, set, frozenset))
+    if unordered or not _checks.is_iterable(callbacks):
+        raise TypeError(
+            f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
+        )
     listed = tuple(callbacks)
     for index, callback in enumerate(listed):
-        if not isinstance(callback, Callback):
-            raise TypeError(
-                f"callbacks[{index}] must be callable and have every_n_steps, got {callback!r}. "
-                "Add what is missing."
-            )
-        _checks.positive(callback.every_n_steps, f"callbacks[{index}].every_n_steps")
+        _require_callback(callback, f"callbacks[{index}]")
     return listed
+
+
+def _require_callback(callback: Any, name: str) -> None:
+    _checks.instance(callback, name)
+    if not isinstance(callback, Callback):
+        raise TypeError(
+            f"{name} must be callable and have every_n_steps, got {callback!r}. Add what is missing."
+        )
+    _checks.positive(callback.every_n_steps, f"{name}.every_n_steps")
+    _checks.takes(callback, name, "event")
+    for member, argument in _OPTIONAL.items():
+        if getattr(callback, member, None) is not None:
+            _checks.takes(getattr(callback, member), f"{name}.{member}", argument)
+    for member in ("name", "follows"):
+        given = getattr(callback, member, None)
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"{name}.{member} must be text, got {given!r}. Name it.")
+
+
+def require_followed(callbacks: tuple[Callback, ...], names: tuple[str, ...]) -> None:
+    """Raises if a callback follows a number that is not recorded, and that none before it may report.
+
+    Args:
+        callbacks: in the order they are called.
+        names: what the train step records.
+    """
+    for index, callback in enumerate(callbacks):
+        wanted = getattr(callback, "follows", None)
+        if wanted is None or wanted in names or may_be_reported(wanted, callbacks[:index]):
+            continue
+        raise ValueError(
+            f"{type(callback).__name__} follows {wanted!r}, and there is {_checks.shown(names)}. "
+            "Follow one of them, or put the callback that reports it before."
+        )
+
+
+def may_be_reported(name: str, callbacks: tuple[Callback, ...]) -> bool:
+    """Whether one of these callbacks may report a number of this name."""
+    return any(getattr(callback, "may_report", _may_always)(name) for callback in callbacks)
+
+
+def _may_always(name: str) -> bool:
+    return True
 
 
 class Watchers:
@@ -123,6 +174,8 @@ class Watchers:
         """
         self._named = dict(zip(_names(callbacks), callbacks, strict=True))
         self._memories = {name: copy.deepcopy(remembered.get(name, {})) for name in self._named}
+        for name, callback in self._named.items():
+            _check(name, callback, self._memories[name])
         self.over = any(_is_over(callback, self._memories[name]) for name, callback in self._named.items())
 
     def next_step(self, step: int) -> int | None:
@@ -190,9 +243,21 @@ def _names(callbacks: tuple[Callback, ...]) -> list[str]:
     for callback in callbacks:
         kind = getattr(callback, "__qualname__", type(callback).__qualname__)
         own = str(getattr(callback, "name", None) or kind)
-        count = sum(1 for name in names if name.partition("#")[0] == own)
-        names.append(f"{own}#{count + 1}" if count else own)
+        count, free = 1, own
+        while free in names:
+            count, free = count + 1, f"{own}#{count + 1}"
+        names.append(free)
     return names
+
+
+def _check(name: str, callback: Any, memory: dict[str, Any]) -> None:
+    if getattr(callback, "check", None) is None:
+        return
+    try:
+        callback.check(copy.deepcopy(memory))
+    except Exception as error:
+        error.add_note(f"raised by the callback {name!r} before the first update")
+        raise
 
 
 def _is_over(callback: Any, memory: dict[str, Any]) -> bool:

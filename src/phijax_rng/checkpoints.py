@@ -25,7 +25,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,8 @@ class Checkpoints:
             TypeError: a count is not a whole number, `directory` is not a path, or `keep_best` no such tuple.
             ValueError: a count or a time is not positive, or `keep_best` lacks `every_n_steps`.
         """
-        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
-            raise TypeError(f"directory must be a path, got {directory!r}. Pass where the run is kept.")
-        self.directory = Path(os.path.abspath(Path(directory).expanduser()))
+        where = _checks.path(directory, "directory", mend="Pass where the run is kept.")
+        self.directory = Path(os.path.abspath(Path(where).expanduser()))
         self.every_n_steps = positive_or_none(every_n_steps, "every_n_steps")
         self.every_minutes = minutes_or_none(every_minutes)
         self.max_to_keep = positive_or_none(max_to_keep, "max_to_keep")
@@ -253,6 +252,23 @@ class Checkpoints:
             f"keep_best compares {best.metric!r}, and the numbers of step {step} are "
             f"{_checks.shown(metrics)}. Name one of them, or report it before the save."
         )
+
+    def require_recorded(self, names: tuple[str, ...], may_come: Callable[[str], bool]) -> None:
+        """Raises if `keep_best` names a number that cannot be there at any save.
+
+        Args:
+            names: the numbers that every step records.
+            may_come: whether a number of this name may be reported beside them.
+
+        Raises:
+            ValueError: neither is so.
+        """
+        best = self._best
+        if best is not None and best.metric not in names and not may_come(best.metric):
+            raise ValueError(
+                f"keep_best compares {best.metric!r}, and there is {_checks.shown(names)}. "
+                "Name one of them, or add the callback that reports it."
+            )
 
     def next_save(self, step: int) -> int | None:
         """The next step after `step` at which `every_n_steps` asks for a save."""

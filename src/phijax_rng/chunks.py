@@ -22,6 +22,8 @@ class Chunk:
         records: recorded name -> array of shape `(step - start,)`, one value per update.
         nonfinite: bool array of shape `(step - start,)`: steps whose losses or updated model were
             not finite. With `on_nonfinite="raise"` such a step is not part of the chunk.
+        unbalanced: bool array of the same shape: steps at which a number of the balancer's state was no
+            longer finite. What a scheduled update gave is then left out; with `"raise"` the step is.
     """
 
     state: TrainState
@@ -29,6 +31,7 @@ class Chunk:
     start: int
     records: Mapping[str, np.ndarray[Any, Any]]
     nonfinite: np.ndarray[Any, Any]
+    unbalanced: np.ndarray[Any, Any]
 
 
 def joined(chunks: list[Chunk]) -> Chunk:
@@ -36,26 +39,34 @@ def joined(chunks: list[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in chunks[0].records}
-    nonfinite = np.concatenate([chunk.nonfinite for chunk in chunks])
-    return Chunk(chunks[-1].state, chunks[-1].step, chunks[0].start, records, nonfinite)
+    bad = (np.concatenate([getattr(c, name) for c in chunks]) for name in ("nonfinite", "unbalanced"))
+    return Chunk(chunks[-1].state, chunks[-1].step, chunks[0].start, records, *bad)
 
 
 def part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
     """Some updates of a chunk, which end in this state."""
     first, stop, _ = updates.indices(chunk.step - chunk.start)
     records = {name: values[updates] for name, values in chunk.records.items()}
-    return Chunk(state, chunk.start + stop, chunk.start + first, records, chunk.nonfinite[updates])
+    bad = (chunk.nonfinite[updates], chunk.unbalanced[updates])
+    return Chunk(state, chunk.start + stop, chunk.start + first, records, *bad)
+
+
+def terms_of(chunk: Chunk, index: int, loss_names: tuple[str, ...]) -> tuple[str, ...]:
+    """What is not finite in an update of a chunk: the losses, or else what follows from them."""
+    bad = tuple(name for name in loss_names if not np.isfinite(chunk.records[name][index]))
+    losses = tuple(name for name in bad if name != TOTAL)
+    return losses or (("balancer_state",) if chunk.unbalanced[index] else bad or ("model_state",))
 
 
 def nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> NonFiniteError:
     """The error of an update that is not finite: `last` is that update, `chunk` the good ones before it."""
-    bad = {name: float(last.records[name][0]) for name in loss_names}
-    bad = {name: value for name, value in bad.items() if not np.isfinite(value)}
-    terms = tuple(name for name in bad if name != TOTAL) or tuple(bad) or ("model_state",)
-    if bad:
-        found = ", ".join(f"{name!r} is {bad[name]}" for name in terms)
-    else:
+    terms = terms_of(last, 0, loss_names)
+    if terms == ("balancer_state",):
+        found = "every loss is finite but the update of the balancer is not"
+    elif terms == ("model_state",):
         found = "every loss is finite but the updated model_state is not"
+    else:
+        found = ", ".join(f"{name!r} is {float(last.records[name][0])}" for name in terms)
     message = (
         f"training became non-finite at step {chunk.step}: {found}. The state before that update is kept; "
         f"draw its batch again with source({chunk.step}), or pass on_nonfinite='skip'."

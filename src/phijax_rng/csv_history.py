@@ -6,7 +6,9 @@ behind the checkpoint that a killed process left are cut off, and rows that are 
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from phijax_rng import _checks, processes
 from phijax_rng.callbacks import Event
@@ -34,14 +36,30 @@ class CSVHistory:
     every_n_steps: int = 100
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, os.PathLike)) or not os.fspath(self.path):
-            raise TypeError(f"path must be a path, got {self.path!r}. Name the file.")
+        _checks.path(self.path, "path", mend="Name the file.")
         _checks.positive(self.every_n_steps, "every_n_steps")
 
     @property
     def name(self) -> str:
         """Its memory belongs to one file."""
         return f"CSVHistory/{os.fspath(self.path)}"
+
+    def may_report(self, name: str) -> bool:
+        """It reports nothing."""
+        return False
+
+    def check(self, memory: Mapping[str, Any]) -> None:
+        """Raises if the file could not be written.
+
+        Raises:
+            OSError: something else is there, or the folder cannot be written to.
+        """
+        path = Path(self.path).expanduser()
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
+        if not memory.get("rows"):
+            _require_ours(path)
+        _checks.writable(path.parent)
 
     def __call__(self, event: Event) -> None:
         """Brings the file up to the history."""

@@ -50,12 +50,12 @@ class ProcessLostError(RuntimeError):
 
 
 class NonFiniteError(FloatingPointError):
-    """A loss or the updated model became NaN or infinite.
+    """A loss, the updated model or the state of the balancer became NaN or infinite.
 
     Attributes:
         step: the global step whose update was refused.
-        terms: names of the losses that were not finite; `("model_state",)` when every loss was
-            finite and only the updated model was not.
+        terms: names of the losses that were not finite; where every loss was finite, `("model_state",)` for
+            the updated model and `("balancer_state",)` for the update of the balancer.
         chunk: the `Chunk` of the good updates before it.
     """
 

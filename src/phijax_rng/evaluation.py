@@ -10,7 +10,7 @@ from typing import Any
 
 from phijax_rng import _checks
 from phijax_rng.callbacks import Event
-from phijax_rng.module import takes_key
+from phijax_rng.module import called, require_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,16 @@ class Evaluate:
     name: str = "evaluation"
 
     def __post_init__(self) -> None:
-        _checks.function(self.function, "function")
+        require_parameters(self.function, "function", "model_state")
         _checks.positive(self.every_n_steps, "every_n_steps")
         _checks.names((self.name,), "name")
 
+    def may_report(self, name: str) -> bool:
+        """Its numbers begin with its name."""
+        return name.startswith(f"{self.name}/")
+
     def __call__(self, event: Event) -> None:
         """Evaluates, and reports the numbers."""
-        options = {"key": event.key("evaluation", self.name)} if takes_key(self.function) else {}
-        numbers = self.function(event.state.model_state, **options)
+        numbers = called(self.function, event.state.model_state, key=event.key("evaluation", self.name))
         _checks.mapping(numbers, f"what {self.name!r} returns")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})

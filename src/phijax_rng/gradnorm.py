@@ -18,22 +18,21 @@ import numpy as np
 
 from phijax_rng._types import BatchSizes, KeyScalar
 from phijax_rng.balancers import (
-    by_name,
+    WeightedSum,
     check_settings,
     initial_vector,
     moving_average,
     sum_of_squares,
-    weighted_sum,
 )
 from phijax_rng.state import merge, trainable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GradNormBalancer:
+class GradNormBalancer(WeightedSum):
     """A loss whose gradient is small gets a large weight.
 
     An update costs one gradient of the losses, taken one loss after the other. Where all gradients are
-    zero, or one is not finite, the weights stay.
+    zero, the weights stay.
 
     Attributes:
         loss_names: the losses, in the order they are summed.
@@ -66,14 +65,6 @@ class GradNormBalancer:
         """The initial weights, and norms of 0; float32, in the order of `loss_names`."""
         weights = initial_vector(self.loss_names, self.initial_weights)
         return {"norms": jnp.zeros_like(weights), "weights": weights}
-
-    def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
-        """The sum weighted as the last update left it."""
-        return weighted_sum(self.loss_names, losses, state["weights"])
-
-    def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The weights, by loss name."""
-        return by_name(self.loss_names, state["weights"])
 
     def update(
         self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Mapping[str, jax.Array]

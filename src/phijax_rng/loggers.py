@@ -3,12 +3,13 @@
 Both are callbacks and display only: adding one, or taking one away, never stands in the way of a resume. One
 that is added later begins with the rows there are. With several processes the first alone writes, and all
 remember the same. The packages are extras, `phijax-rng[tensorboard]` and
-`phijax-rng[wandb]`, imported when the first rows are shown.
+`phijax-rng[wandb]`, imported when the fit begins.
 """
 
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from phijax_rng import _checks, processes
@@ -31,9 +32,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
-        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
-            raise TypeError(f"directory must be a path, got {directory!r}. Name where the event files go.")
-        self.directory = os.fspath(directory)
+        self.directory = _checks.path(directory, "directory", mend="Name where the event files go.")
         self.every_n_steps = _checks.positive(every_n_steps, "every_n_steps")
         self._writer: Any = None
 
@@ -41,6 +40,20 @@ class TensorBoardLogger:
     def name(self) -> str:
         """Its memory belongs to one directory."""
         return f"TensorBoardLogger/{self.directory}"
+
+    def may_report(self, name: str) -> bool:
+        """It reports nothing."""
+        return False
+
+    def check(self, memory: Mapping[str, Any]) -> None:
+        """Raises if the files could not be written.
+
+        Raises:
+            ImportError: tensorboardX is not installed.
+            OSError: the directory cannot be made or written to.
+        """
+        _summary_writer_class()
+        _checks.writable(Path(self.directory))
 
     def __call__(self, event: Event) -> None:
         """Writes the rows that are not there yet."""
@@ -87,6 +100,7 @@ class WandbLogger:
     """
 
     def __init__(self, run: Any = None, *, every_n_steps: int = 100, **options: Any):
+        _checks.instance(run, "run")
         if run is not None and not callable(getattr(run, "log", None)):
             raise TypeError(f"run must offer log(numbers, step), got {run!r}. Pass what wandb.init returns.")
         if run is not None and options:
@@ -98,10 +112,23 @@ class WandbLogger:
         self.options = options
         self._begun: Any = None
 
+    def may_report(self, name: str) -> bool:
+        """It reports nothing."""
+        return False
+
+    def check(self, memory: Mapping[str, Any]) -> None:
+        """Raises if a run could not be begun.
+
+        Raises:
+            ImportError: wandb is not installed.
+        """
+        if self.run is None:
+            _wandb()
+
     def __call__(self, event: Event) -> None:
         """Logs the rows that are not there yet."""
         if self.run is None and self._begun is None and processes.is_first():
-            self._begun = _begin_run(self.options)
+            self._begun = _wandb().init(**self.options)
         self._log(event, event.step)
 
     def _log(self, event: Event, end: int) -> None:
@@ -131,17 +158,22 @@ def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
 
 
 def _summary_writer(directory: str, purge_step: int) -> Any:
+    # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
+    suffix = f".{time.time_ns()}"
+    return _summary_writer_class()(directory, purge_step=purge_step, filename_suffix=suffix)
+
+
+def _summary_writer_class() -> Any:
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError("TensorBoardLogger needs tensorboardX. Install phijax-rng[tensorboard].") from error
-    # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
-    return SummaryWriter(directory, purge_step=purge_step, filename_suffix=f".{time.time_ns()}")
+    return SummaryWriter
 
 
-def _begin_run(options: dict[str, Any]) -> Any:
+def _wandb() -> Any:
     try:
         import wandb  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError("WandbLogger needs wandb. Install phijax-rng[wandb].") from error
-    return wandb.init(**options)
+    return wandb

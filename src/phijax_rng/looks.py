@@ -5,6 +5,7 @@ update or after a thousand, the run ends in the same bits.
 """
 
 import contextlib
+import functools
 import logging
 import types
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from phijax_rng import processes
-from phijax_rng.callbacks import Callback, Event, Watchers, reported
+from phijax_rng.callbacks import Callback, Event, Watchers, may_be_reported, reported, require_followed
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.chunks import Chunk
+from phijax_rng.chunks import Chunk, terms_of
 from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.history import History
 from phijax_rng.record import Record
 from phijax_rng.state import TrainState
-from phijax_rng.step import TOTAL
 
 _log = logging.getLogger("phijax_rng")
 
@@ -28,6 +28,12 @@ _REPLAY = """to draw the batch of step {step} again, and its losses one by one:
   source = datamodule.train_batch_source(module.batch_keys, error.state.sampling_key)
   batches = source({step})
   output = module.evaluate(error.state.model_state, batches, phijax_rng.advance(error.state)[1])"""
+
+_REPLAY_UPDATE = """to make the update of the balancer at step {step} again:
+  source = datamodule.train_batch_source(module.batch_keys, error.state.sampling_key)
+  batches = source({step})  # or its diagnostic batches:
+  # source.sample(jax.random.fold_in(error.state.balancer_key, 0), balancer.diagnostic_batch_sizes)
+  balancer.update(module, error.state.model_state, batches, jax.random.key(0), error.state.balancer_state)"""
 
 
 class Looks:
@@ -40,7 +46,7 @@ class Looks:
         history: the losses of each update that completed a multiple of `log_every_n_steps`, and reports.
         asked_to_stop: whether a callback asked for the run to stop, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
-        loss_names: which of the recorded numbers are losses; set when the program is known.
+        loss_names: which of the recorded numbers are losses; from `expect`, when the program is known.
     """
 
     def __init__(
@@ -64,11 +70,29 @@ class Looks:
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
-        self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+        self._callbacks = callbacks
+        try:
+            self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+        except BaseException:
+            display.close()
+            raise
         self.asked_to_stop = self._watchers.over
-        self._told_of_nonfinite = False
+        self._told_of_nonfinite = self._told_of_unbalanced = False
         if checkpoints is not None:
             checkpoints.start_clock()
+
+    def expect(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
+        """Takes note of what the program records, and holds callbacks and `keep_best` to it.
+
+        Raises:
+            ValueError: one of them wants a number that is not recorded, and that no callback may report.
+        """
+        self.loss_names = loss_names
+        require_followed(self._callbacks, names)
+        if self._checkpoints is not None:
+            self._checkpoints.require_recorded(
+                names, functools.partial(may_be_reported, callbacks=self._callbacks)
+            )
 
     def next_look(self) -> int | None:
         """The next step at which a save or a callback is asked for by its number."""
@@ -111,7 +135,8 @@ class Looks:
         """After an error: saves what the updates before it reached, and tells the callbacks."""
         nonfinite = isinstance(error, NonFiniteError)
         if isinstance(error, NonFiniteError):
-            error.add_note(_REPLAY.format(step=error.step))
+            balancer = error.terms == ("balancer_state",)
+            error.add_note((_REPLAY_UPDATE if balancer else _REPLAY).format(step=error.step))
             with self._beside(error):
                 self.take(error.chunk)
         try:
@@ -201,10 +226,16 @@ class Looks:
             raise
 
     def _tell_of_nonfinite(self, chunk: Chunk) -> None:
+        left_out = chunk.unbalanced & ~chunk.nonfinite
+        if left_out.any() and not self._told_of_unbalanced and processes.is_first():
+            _log.warning(
+                "the update of the balancer before step %d is not finite and is left out; its weights stay",
+                chunk.start + int(np.argmax(left_out)),
+            )
+            self._told_of_unbalanced = True
         if chunk.nonfinite.any() and not self._told_of_nonfinite and processes.is_first():
             index = int(np.argmax(chunk.nonfinite))
-            bad = [name for name in self.loss_names if not np.isfinite(chunk.records[name][index])]
-            terms = [name for name in bad if name != TOTAL] or bad or ["model_state"]
+            terms = terms_of(chunk, index, self.loss_names)
             _log.warning(
                 "training became non-finite at step %d (%s) and goes on as on_nonfinite asks; "
                 "its batch is source(%d)",

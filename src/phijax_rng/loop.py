@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _threefry, keys
+from phijax_rng import _checks, _threefry, keys, trial
 from phijax_rng._ask import ask
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
-from phijax_rng.module import StepOutput, require_mask
+from phijax_rng.module import StepOutput, require_mask, scalars
 from phijax_rng.placement import Placement, on_device
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TrainStep
@@ -87,7 +87,7 @@ class TrainLoop:
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        _checks.function(train_step, "train_step")
+        _checks.takes(train_step, "train_step", "state", "batches", "key")
         self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._placed = placement or on_device(device)
         self._sharding = self._placed.everywhere
@@ -156,6 +156,7 @@ class TrainLoop:
         jax.block_until_ready(following)
         places = np.arange(start, stop) % CAPACITY
         *columns, finite = (buffer[places] for buffer in jax.device_get(buffers))
+        told = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
         halted = self._on_nonfinite != "ignore" and not finite.all()
         end = start + int(np.argmin(finite)) + 1 if halted else stop
         reached = int(jax.device_get(following.step))
@@ -165,8 +166,16 @@ class TrainLoop:
                 f"{start} it is "
                 f"{reached}. Return state.replace(step=state.step + 1, ...)."
             )
-        records = dict(zip(self.names, (column[: end - start] for column in columns), strict=True))
-        return Chunk(following, end, start, records, ~finite[: end - start])
+        count = end - start
+        unbalanced = ~told[0][:count] if told else np.zeros(count, bool)
+        nonfinite = ~finite[:count]
+        if self._on_nonfinite == "raise" and unbalanced.any():
+            nonfinite = nonfinite | unbalanced
+            if np.argmax(unbalanced) < count - 1:
+                # The program goes on behind it, as the other policies ask.
+                return self._call(state, leaves, start + int(np.argmax(unbalanced)) + 1)
+        records = dict(zip(self.names, (column[:count] for column in columns), strict=False))
+        return Chunk(following, end, start, records, nonfinite, unbalanced)
 
     def _before_last(self, state: TrainState, leaves: Any, halted: Chunk) -> tuple[Chunk, Chunk]:
         """The last update of `halted`, as a chunk of its own, and the chunk of those before it, run again."""
@@ -216,7 +225,10 @@ class _Recorded:
         options = {} if mask is None else {"mask": mask}
         following, output = self._train_step(state, batches, key, **options)
         if not isinstance(output, StepOutput):
-            output = StepOutput(losses=_checks.mapping(output, "the losses of train_step"))
+            output = StepOutput(losses=output)
+        scalars(output.losses, "the losses of train_step")
+        if output.diagnostics:
+            scalars(output.diagnostics, "the diagnostics of train_step")
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
         if "step" in self.names:
             raise ValueError(
@@ -290,14 +302,19 @@ class _Parts:
 
 def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
     """One update, and its record, the last entry whether all was finite."""
-    source, state = _refreshed(parts, state, leaves)
+    source, state, told = _refreshed(parts, state, leaves)
     batches, mask = parts.split(*_drawn(source, state))
     advanced, key = advance(state)
     updated, output = parts.train_step(advanced, batches, key, mask)
     losses = [jnp.asarray(value) for value in output.losses.values()]
     model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    return parts.pin(updated), [*losses, *diagnostics, _all_finite([*losses, *model], parts.together)]
+    finite = _all_finite([*losses, *model], parts.together)
+    new, old = updated.balancer_state, state.balancer_state
+    if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
+        kept = trial.stays_finite(new, old)
+        finite, told = finite & kept, [kept & entry for entry in told] or [kept]
+    return parts.pin(updated), [*losses, *diagnostics, *told, finite]
 
 
 def _drawn(source: Any, state: TrainState) -> tuple[Any, Any]:
@@ -309,14 +326,20 @@ def _drawn(source: Any, state: TrainState) -> tuple[Any, Any]:
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
     """What an update that is left out still does: it spends its step and its runtime key."""
-    _, state = _refreshed(parts, state, leaves)
+    _, state, _ = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
     return parts.pin(advanced.replace(step=state.step + 1))
 
 
-def _refreshed(parts: _Parts, state: TrainState, leaves: Any) -> tuple[Any, TrainState]:
+def _refreshed(parts: _Parts, state: TrainState, leaves: Any) -> tuple[Any, TrainState, list[jax.Array]]:
+    """The source, the state to draw with, and whether what was renewed is finite, if the refresh tells."""
     source, refresh = parts.rebuild(leaves)
-    return source, state if refresh is None else refresh(state, source)
+    if refresh is None:
+        return source, state, []
+    if not hasattr(refresh, "checked"):
+        return source, refresh(state, source), []
+    state, finite = refresh.checked(state, source)
+    return source, state, [finite]
 
 
 def _all_finite(arrays: list[jax.Array], together: int) -> jax.Array:

@@ -23,6 +23,15 @@ MODEL, REST = "model_state", "rest"
 
 _MOST_SHOWN = 8
 
+# By the field of a state, what a user builds it from.
+_BUILT_FROM = {
+    "model_state": "model",
+    "optimizer_state": "optimizer",
+    "balancer_state": "balancer",
+    "sampler_state": "samplers",
+    **dict.fromkeys(("rng_key", "sampling_key", "balancer_key"), "implementation of keys"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
@@ -141,21 +150,27 @@ def require_fit(step: int, saved: Mapping[str, Any], wanted: Parts) -> None:
     """Raises `CheckpointMismatchError`, with both sides, unless each leaf is stored as it is wanted."""
     before = {path: f"{dtype}{shape}" for part in wanted for path, dtype, shape in saved[part]}
     now = {path: f"{dtype}{shape}" for rows in describe(wanted).values() for path, dtype, shape in rows}
+    differ = [path for path in dict.fromkeys((*before, *now)) if before.get(path) != now.get(path)]
     lines = [
         f"  {path}\n    in the checkpoint: {before.get(path, 'absent')}\n"
         f"    in this run:       {now.get(path, 'absent')}"
-        for path in dict.fromkeys((*before, *now))
-        if before.get(path) != now.get(path)
+        for path in differ
     ]
     if not lines:
         return
     more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    mend = "model and optimizer it was saved from, or restore the weights only"
-    if REST not in wanted:
-        mend = "model it was saved from"
     head = f"checkpoint at step {step} does not fit this run:"
-    mended = f"Build the run with the {mend}."
-    raise CheckpointMismatchError("\n".join([head, *lines[:_MOST_SHOWN], *more, mended]))
+    raise CheckpointMismatchError("\n".join([head, *lines[:_MOST_SHOWN], *more, _mend(differ)]))
+
+
+def _mend(paths: list[str]) -> str:
+    """What to build as it was, where these leaves differ."""
+    fields = {path.partition("[")[0].partition(".")[0] for path in paths}
+    parts = list(dict.fromkeys(part for field, part in _BUILT_FROM.items() if field in fields)) or ["state"]
+    named = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    # Weights of another model do not fit either.
+    or_else = "" if MODEL in fields else ", or restore the weights only"
+    return f"Build the run with the {named} it was saved from{or_else}."
 
 
 def _numbered(state: TrainState) -> list[Leaf]:

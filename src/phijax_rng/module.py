@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from phijax_rng import _checks, masks
 from phijax_rng._types import Batches, KeyScalar
@@ -76,7 +77,8 @@ class LossModule:
         name: for messages and records.
 
     Raises:
-        TypeError: something that should be a function or a sequence of names is not.
+        TypeError: something that should be a function or a sequence of names is not; a function takes other
+            arguments.
         ValueError: a name is repeated, or there is none.
     """
 
@@ -90,13 +92,15 @@ class LossModule:
     name: str = "module"
 
     def __post_init__(self) -> None:
-        _checks.function(self.init, "init")
-        _checks.function(self.losses, "losses")
+        _checks.takes(self.init, "init", "key")
         for name in _OFFERED:
             _require_free(self.losses, name)
-        for optional in ("residuals", "predict"):
-            if getattr(self, optional) is not None:
-                _checks.function(getattr(self, optional), optional)
+        arguments, offered = ("model_state", "batches"), tuple(_OFFERED)
+        require_parameters(self.losses, "losses", *arguments, offered=offered)
+        if self.residuals is not None:
+            require_parameters(self.residuals, "residuals", *arguments, offered=offered)
+        if self.predict is not None:
+            _checks.takes(self.predict, "predict", "model_state", "inputs")
         object.__setattr__(self, "batch_keys", _checks.names(self.batch_keys, "batch_keys"))
         if self.loss_names is not None:
             object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
@@ -127,13 +131,14 @@ class LossModule:
         """
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r}")
-        output = _called(self.losses, model_state, batches, key, mask)
+        mask = _every_row(self.losses, batches) if mask is None else mask
+        output = called(self.losses, model_state, batches, key=key, mask=mask)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
-            _scalars(output.losses, "losses"),
+            scalars(output.losses, "losses"),
             output.model_state,
-            _scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
+            scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
         )
 
     def residual_rows(self, model_state: Any, batches: Batches, key: KeyScalar) -> Mapping[str, jax.Array]:
@@ -144,23 +149,45 @@ class LossModule:
         """
         if self.residuals is None:
             raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
-        return _checks.mapping(_called(self.residuals, model_state, batches, key), "residuals")
+        mask = _every_row(self.residuals, batches)
+        return _checks.mapping(called(self.residuals, model_state, batches, key=key, mask=mask), "residuals")
 
 
-def _called(
-    fn: Callable[..., Any],
-    model_state: Any,
-    batches: Batches,
-    key: KeyScalar,
-    mask: Mapping[str, Any] | None = None,
+def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
+    """The mask of batches that are not filled up, for a function that names it."""
+    return masks.every_row(batches) if any(p.name == "mask" for p in _parameters(fn)) else None
+
+
+def called(
+    fn: Callable[..., Any], *arguments: Any, key: KeyScalar, mask: Mapping[str, Any] | None = None
 ) -> Any:
     """What `fn` returns, with the key and the mask if it asks for them."""
-    if mask is None and any(p.name == "mask" for p in _parameters(fn)):
-        mask = masks.every_row(batches)
-    offered = {"key": key} if mask is None else {"key": key, "mask": mask}
-    by_place = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
-    by_name = {name: offered[name] for name in offered if name not in by_place and takes(fn, name)}
-    return fn(model_state, batches, *(offered[name] for name in by_place), **by_name)
+    by_place, by_name = _asked(fn, {"key": key} if mask is None else {"key": key, "mask": mask})
+    return fn(*arguments, *by_place, **by_name)
+
+
+def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What `fn` takes of what is offered: by place, and by name."""
+    placed = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
+    named = {name: value for name, value in offered.items() if name not in placed and takes(fn, name)}
+    return [offered[name] for name in placed], named
+
+
+def require_parameters(fn: Any, name: str, *arguments: str, offered: tuple[str, ...] = ("key",)) -> None:
+    """Raises unless `called` can call it with arguments of these names, and what is offered beside them."""
+    _checks.function(fn, name)
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some callables of compiled code do not tell
+        return
+    by_place, by_name = _asked(fn, dict.fromkeys(offered))
+    try:
+        signature.bind(*arguments, *by_place, **by_name)
+    except TypeError:
+        wanted, more = ", ".join(arguments), ", ".join((*arguments, *offered))
+        raise TypeError(
+            f"{name} must take ({wanted}), or ({more}), got {signature}. Mend its parameters."
+        ) from None
 
 
 def require_mask(fn: Callable[..., Any], what: str) -> None:
@@ -202,15 +229,45 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
+def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
+    """`values`, if they are real scalars by name; traced or not."""
     _checks.mapping(values, name)
     for key, value in values.items():
-        shape = jax.numpy.shape(value)
-        if shape != ():
+        if not is_array(value):
+            raise TypeError(f"{name}[{key!r}] must be a real scalar, got {value!r}. Return a number.")
+        if jax.numpy.shape(value) != ():
             raise ValueError(
-                f"{name}[{key!r}] must be a scalar, got shape {shape}. Reduce it, for example with jnp.mean."
+                f"{name}[{key!r}] must be a scalar, got shape {jax.numpy.shape(value)}. "
+                "Reduce it, for example with jnp.mean."
+            )
+        if not _is_real(value):
+            raise ValueError(
+                f"{name}[{key!r}] must be a real scalar, got {array_type(value)}. "
+                "Take its real part, or its modulus."
             )
     return values
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a number or an array of numbers, booleans or keys, traced or not."""
+    if isinstance(value, (bool, int, float, complex)):
+        return True
+    dtype = getattr(value, "dtype", None)
+    # Text and objects are NumPy arrays too.
+    return dtype is not None and hasattr(value, "shape") and getattr(dtype, "kind", "V") not in "OSUmM"
+
+
+def array_type(value: Any) -> str:
+    """`float32[3]`, or the value itself where it is no array."""
+    if not is_array(value):
+        return repr(value)
+    dtype = value.dtype if hasattr(value, "dtype") else jax.numpy.result_type(value)
+    return f"{dtype}{list(jax.numpy.shape(value))}"
+
+
+def _is_real(value: Any) -> bool:
+    dtype = jax.numpy.result_type(value) if not hasattr(value, "dtype") else value.dtype
+    return any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
 
 
 @runtime_checkable

@@ -23,18 +23,17 @@ import numpy as np
 from phijax_rng import _checks
 from phijax_rng._types import BatchSizes, KeyScalar
 from phijax_rng.balancers import (
-    by_name,
+    WeightedSum,
     check_settings,
     initial_vector,
     moving_average,
     sum_of_squares,
-    weighted_sum,
 )
 from phijax_rng.state import merge, trainable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NTKBalancer:
+class NTKBalancer(WeightedSum):
     """A term that is learned slowly gets a large weight; wants the module's `residuals`.
 
     Point i of every batch makes a batch of one row, and the residuals of a term are differentiated there:
@@ -77,14 +76,6 @@ class NTKBalancer:
         """The initial weights, and traces of 0; float32, in the order of `loss_names`."""
         weights = initial_vector(self.loss_names, self.initial_weights)
         return {"traces": jnp.zeros_like(weights), "weights": weights}
-
-    def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
-        """The sum weighted as the last update left it."""
-        return weighted_sum(self.loss_names, losses, state["weights"])
-
-    def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The weights, by loss name."""
-        return by_name(self.loss_names, state["weights"])
 
     def check_module(self, module: Any) -> None:
         """Raises if the module has no residuals to differentiate."""

@@ -219,7 +219,8 @@ def require_devices(devices: Any) -> Any:
         kind = ValueError if isinstance(devices, str) or _checks.is_whole(devices) else TypeError
         raise kind(
             "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
-            f"got {devices!r}. Pass 'auto' to use every device there is."
+            f"got {devices!r}. Pass 'auto' to use every device there is, or jax.devices('cpu') for those of "
+            "a kind."
         )
     return devices
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _pytrees, keys
+from phijax_rng import _pytrees, keys, trial
 from phijax_rng._ask import ask
 from phijax_rng._types import KeyScalar
-from phijax_rng.balancers import adapts, checked_sizes
-from phijax_rng.state import TrainState, is_trainable
+from phijax_rng.balancers import checked_sizes
+from phijax_rng.state import TrainState
 
 
 class _Parts:
@@ -47,9 +47,9 @@ class BalancerRefresh:
         module: Any,
         batches: Mapping[str, Any] | None = None,
     ):
-        every = _checks.positive(balancer.update_every_n_steps, "balancer.update_every_n_steps")
-        start = getattr(balancer, "update_start_step", None)
-        start = every if start is None else _checks.step_number(start, "balancer.update_start_step")
+        times = trial.schedule(balancer)
+        assert times is not None, "a balancer without update has no refresh"
+        every, start = times
         self.update_every_n_steps: Any = np.int32(every)
         self.update_start_step: Any = np.int32(start)
         self.names = None if batches is None else tuple(batches)
@@ -63,25 +63,32 @@ class BalancerRefresh:
 
     def __call__(self, state: TrainState, source: Any) -> TrainState:
         """The state that the update from `state.step` starts with. May be traced."""
-        renewed = jax.lax.cond(
+        return self.checked(state, source)[0]
+
+    def checked(self, state: TrainState, source: Any) -> tuple[TrainState, jax.Array]:
+        """The same, and whether the update of the balancer was finite, or not due: bool of shape `()`.
+
+        One that is not finite is left out.
+        """
+        renewed, finite = jax.lax.cond(
             self.is_due(state.step),
             lambda: self._updated(state, source),
-            lambda: state.balancer_state,
+            lambda: (state.balancer_state, jnp.asarray(True)),
         )
-        return state.replace(balancer_state=renewed)
+        return state.replace(balancer_state=renewed), finite
 
-    def _updated(self, state: TrainState, source: Any) -> Any:
+    def _updated(self, state: TrainState, source: Any) -> tuple[Any, jax.Array]:
         if self.batches is None:
             batches = ask(source, state.step, state.sampler_state)
         else:
             batches = dict(zip(self.names or (), self.batches, strict=True))
         key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
         old = state.balancer_state
-        new = self.parts.balancer.update(self.parts.module, state.model_state, batches, key, old)
-        _require_same_types(new, old)
-        floating = [leaf for leaf in jax.tree.leaves(new) if is_trainable(leaf)]
-        finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating]))
-        return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old)
+        new = trial.updated(
+            self.parts.balancer, self.parts.module, state.model_state, batches, key=key, state=old
+        )
+        finite = trial.stays_finite(new, old)
+        return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old), finite
 
 
 def make_refresh(
@@ -102,12 +109,8 @@ def make_refresh(
         TypeError: sizes that are no numbers.
         ValueError: a source that cannot draw diagnostics, a size it cannot serve, a missing member.
     """
-    if not callable(getattr(balancer, "update", None)):
+    if trial.schedule(balancer) is None:
         return None
-    if not hasattr(balancer, "update_every_n_steps"):
-        raise ValueError(
-            f"balancer offers update and must say how often, got {balancer!r}. Give it update_every_n_steps."
-        )
     if hasattr(balancer, "check_module"):
         balancer.check_module(module)
     sizes = checked_sizes(getattr(balancer, "diagnostic_batch_sizes", None))
@@ -124,35 +127,3 @@ def make_refresh(
     # A source of the user's own need not know of states.
     drawn = source.sample(key, sizes, sampler_state) if sampler_state else source.sample(key, sizes)
     return BalancerRefresh(balancer, module, drawn)
-
-
-def require_fitting_state(balancer: Any, state: Any) -> None:
-    """Raises unless this is a state such as a balancer that adapts begins with."""
-    if balancer is None or not adapts(balancer):
-        return
-    wanted, given = (str(jax.tree.structure(tree)) for tree in (balancer.initialize(), state))
-    if wanted != given:
-        raise ValueError(
-            "state.balancer_state does not fit the balancer\n"
-            f"  the balancer's: {wanted}\n"
-            f"  given:          {given}\n"
-            "Pass balancer.initialize() to initialize_train_state."
-        )
-
-
-def _require_same_types(new: Any, old: Any) -> None:
-    outlines = [
-        [
-            f"{jax.tree_util.keystr(path)}: {jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        for tree in (old, new)
-    ]
-    if outlines[0] != outlines[1] or str(jax.tree.structure(new)) != str(jax.tree.structure(old)):
-        given, returned = (", ".join(outline) or "nothing" for outline in outlines)
-        raise ValueError(
-            "the balancer's update changed the form of its state\n"
-            f"  given:    {given}\n"
-            f"  returned: {returned}\n"
-            "Return every array that `initialize` gives, with its shape and dtype."
-        )

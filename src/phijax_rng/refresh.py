@@ -63,9 +63,18 @@ class _Chain:
     parts: tuple[Any, ...]
 
     def __call__(self, state: TrainState, source: Any) -> TrainState:
+        return self.checked(state, source)[0]
+
+    def checked(self, state: TrainState, source: Any) -> tuple[TrainState, jax.Array]:
+        """The state, and whether those parts that tell found what they renewed finite."""
+        finite = jnp.asarray(True)
         for part in self.parts:
-            state = part(state, source)
-        return state
+            if hasattr(part, "checked"):
+                state, own = part.checked(state, source)
+                finite = finite & own
+            else:
+                state = part(state, source)
+        return state, finite
 
 
 @_pytrees.record(data=(), meta=("module", "names"))

@@ -17,6 +17,7 @@ from phijax_rng.refresh import with_sampler_state
 from phijax_rng.run import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
+from phijax_rng.trial import initial_state
 
 MEANT = ("root.sampling.stream('sampler', *)",)
 """Keys that serve more than one step, and are meant to: a sampler that follows the step (`StepSampler`)
@@ -47,7 +48,7 @@ def rehearse(
         streams = keys.split_root(root)
         for name in ("model", "runtime", "sampling", "balancer"):
             session.name(f"root.{name}", getattr(streams, name))
-        balancer_state = {} if balancer is None else balancer.initialize()
+        balancer_state = initial_state(balancer)
         model_state = module.init(streams.model)
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
         source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)

@@ -19,7 +19,7 @@ import numpy as np
 
 from phijax_rng import _checks
 from phijax_rng._types import KeyScalar
-from phijax_rng.balancers import by_name, fraction, positive_number, weighted_sum
+from phijax_rng.balancers import WeightedSum, fraction
 
 # Keeps the quotient of two losses finite where one of them is 0.
 _LEAST = np.finfo(np.float32).tiny
@@ -27,7 +27,7 @@ _MOST = np.float32(1e30)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ReLoBRaLoBalancer:
+class ReLoBRaLoBalancer(WeightedSum):
     """Relative loss balancing with random lookback.
 
     The first step of a run has no step before it, and keeps the weights of 1. The random choice of each
@@ -54,23 +54,16 @@ class ReLoBRaLoBalancer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
         fraction(self.alpha, "alpha")
-        if self.lookback != 1:
-            fraction(self.lookback, "lookback")
-        positive_number(self.temperature, "temperature")
+        _checks.finite_number(self.lookback, "lookback")
+        if not 0 <= self.lookback <= 1:
+            raise ValueError(f"lookback must be in [0, 1], got {self.lookback!r}. Pick a probability.")
+        _checks.above_zero(self.temperature, "temperature")
 
     def initialize(self) -> dict[str, jax.Array]:
         """Weights of 1, and no losses seen; float32, in the order of `loss_names`."""
         ones = jnp.ones(len(self.loss_names), jnp.float32)
         zeros = jnp.zeros_like(ones)
         return {"first": zeros, "previous": zeros, "seen": jnp.asarray(False), "weights": ones}
-
-    def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
-        """The sum with the weights of this step."""
-        return weighted_sum(self.loss_names, losses, state["weights"])
-
-    def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The weights, by loss name."""
-        return by_name(self.loss_names, state["weights"])
 
     def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Any) -> dict[str, jax.Array]:
         """The state with the losses of this step taken in; see `ObservingBalancer`."""

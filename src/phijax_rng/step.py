@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from phijax_rng import _checks, _pytrees, keys
+from phijax_rng import _checks, _pytrees, keys, trial
 from phijax_rng._types import Batches, KeyScalar
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer, adapts
 from phijax_rng.module import LossModule, StepOutput
@@ -74,12 +74,19 @@ class LossTrainStep:
         optimizer: an Optax `GradientTransformation`.
         balancer: combines the losses; the plain sum for `None`.
         microbatches: into how many slices of equal size each batch is cut; it must divide every size.
+
+    Raises:
+        TypeError: `balancer` is not a `LossBalancer`.
     """
 
     module: LossModule
     optimizer: Any
     balancer: LossBalancer | None = None
     microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.balancer is not None:
+            trial.require_members(self.balancer)
 
     def __call__(
         self,
@@ -154,20 +161,14 @@ class LossTrainStep:
         if callable(getattr(balancer, "observe", None)):
             key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
-            balancer_state = observed = balancer.observe(seen, key, balancer_state)  # type: ignore[union-attr]
-        total = balancer.combine(ordered, balancer_state)
-        if jnp.shape(total) != () or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
-            raise ValueError(
-                f"the balancer must combine the losses to one real scalar, got "
-                f"{jnp.result_type(total)}{list(jnp.shape(total))}. Mend its combine method."
-            )
-        return total, observed
+            balancer_state = observed = trial.observed(balancer, seen, key, balancer_state)
+        return trial.combined(balancer, ordered, balancer_state), observed
 
     def _weights(self, balancer_state: Any) -> dict[str, Any]:
         """The weights of a balancer that adapts; those of others are told by its settings."""
         if self.balancer is None or not adapts(self.balancer):
             return {}
-        shown = self.balancer.diagnostics(balancer_state)
+        shown = trial.shown_weights(self.balancer, balancer_state)
         return {f"weight/{name}": weight for name, weight in shown.items()}
 
 

@@ -5,6 +5,7 @@ would have, and a run that has been stopped is over when it is started again.
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +15,14 @@ from phijax_rng.callbacks import Event
 
 MODES = ("min", "max")
 
+_log = logging.getLogger("phijax_rng")
+
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
     """A callback that asks to stop after `patience` looks in a row without improvement.
+
+    NaN is no improvement; a stop that came of it is told in a warning.
 
     Attributes:
         metric: a loss, or what a callback before this one reports.
@@ -43,13 +48,21 @@ class EarlyStopping:
         _checks.positive(self.patience, "patience")
         _checks.positive(self.every_n_steps, "every_n_steps")
         _checks.one_of(self.mode, "mode", MODES)
-        if not 0 <= self.min_delta < math.inf:
-            raise ValueError(f"min_delta must be at least 0, got {self.min_delta!r}. Pick such a number.")
+        _checks.at_least_zero(self.min_delta, "min_delta")
 
     @property
     def name(self) -> str:
         """Its memory belongs to one number."""
         return f"EarlyStopping/{self.metric}"
+
+    @property
+    def follows(self) -> str:
+        """The number it cannot do without."""
+        return self.metric
+
+    def may_report(self, name: str) -> bool:
+        """It reports nothing."""
+        return False
 
     def __call__(self, event: Event) -> bool:
         """Whether patience has run out.
@@ -65,10 +78,17 @@ class EarlyStopping:
             )
         value = event.metrics[self.metric]
         if self._improves(value, event.memory.get("best")):
-            event.memory.update(best=value, best_step=event.step, waited=0)
+            event.memory.update(best=value, best_step=event.step, waited=0, nan=0)
         else:
             event.memory["waited"] = event.memory.get("waited", 0) + 1
-        return self.is_over(event.memory)
+            event.memory["nan"] = event.memory.get("nan", 0) + math.isnan(value)
+        over = self.is_over(event.memory)
+        if over and event.memory["nan"]:
+            _log.warning(
+                "EarlyStopping asks to stop at step %d: %r was NaN at %d of the last %d looks",
+                *(event.step, self.metric, event.memory["nan"], event.memory["waited"]),
+            )
+        return over
 
     def is_over(self, memory: Mapping[str, Any]) -> bool:
         """Whether a run that remembers this has been asked to stop, with the patience there is now."""

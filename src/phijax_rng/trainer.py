@@ -34,7 +34,6 @@ from phijax_rng.module import DataModule, LossModule
 from phijax_rng.placement import Placement, require_devices, resolve
 from phijax_rng.progress import make_progress
 from phijax_rng.purity import check_source
-from phijax_rng.rebalancing import require_fitting_state
 from phijax_rng.record import Record
 from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult
@@ -43,6 +42,7 @@ from phijax_rng.shares import UNEVEN
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
 from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
+from phijax_rng.trial import initial_state, require_fitting_state
 
 _ON_CHANGE = ("error", "warn")
 
@@ -166,7 +166,7 @@ class Trainer:
             root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
             streams = keys.split_root(root)
             with _prepared(datamodule):
-                balancer_state = {} if balancer is None else balancer.initialize()
+                balancer_state = initial_state(balancer)
                 model_state = module.init(streams.model)
                 fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
                 restored, source = restored_with_source(
@@ -228,7 +228,7 @@ class Trainer:
                 f"{balancer!r}. Drop the balancer, or pass an optimizer."
             )
         if train_step is None or callable(getattr(balancer, "update", None)):
-            require_module(module, balancer)
+            require_module(module, balancer, combines=train_step is None)
             require_fitting_state(balancer, state.balancer_state)
         if train_step is None:
             require_optimizer(optimizer)
@@ -414,7 +414,7 @@ class Trainer:
                 placement=run.placement,
                 while_compiling=lambda: looks.save() if signals.received is not None else None,
             )
-            looks.loss_names = loop.loss_names
+            looks.expect(loop.names, loop.loss_names)
             record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
             if record.own and self.checkpoints is not None:
                 processes.first_does(functools.partial(self.checkpoints.supersede_after, looks.step))

@@ -19,7 +19,9 @@ import numpy as np
 
 from phijax_rng import _checks
 from phijax_rng._types import KeyScalar
-from phijax_rng.balancers import by_name, positive_number, weighted_sum
+from phijax_rng.balancers import by_name, weighted_sum
+
+_LARGEST_LOG = 80  # exp of it and of its negative are normal numbers in float32
 
 # Adam as in Kingma and Ba, ICLR 2015, with the constants proposed there.
 _BETA1, _BETA2, _EPS = np.float32(0.9), np.float32(0.999), np.float32(1e-8)
@@ -48,8 +50,13 @@ class UncertaintyBalancer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
-        positive_number(self.learning_rate, "learning_rate")
-        positive_number(float(np.exp(np.float32(self.initial_log_variance))), "exp(initial_log_variance)")
+        _checks.above_zero(self.learning_rate, "learning_rate")
+        _checks.finite_number(self.initial_log_variance, "initial_log_variance")
+        if abs(self.initial_log_variance) > _LARGEST_LOG:
+            raise ValueError(
+                f"initial_log_variance must be in [-{_LARGEST_LOG}, {_LARGEST_LOG}], got "
+                f"{self.initial_log_variance!r}. Pick the logarithm of a variance that float32 holds."
+            )
 
     def initialize(self) -> dict[str, jax.Array]:
         """The logarithms, those in use, and Adam's moments and count."""

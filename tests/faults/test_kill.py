@@ -5,11 +5,11 @@ import signal
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints
+from phijax_rng import Checkpoints, Trainer
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal
-from tests._subprocess import start_python, wait_for_line
-from tests.faults import _kills
+from tests._subprocess import run_python, start_python, wait_for_line
+from tests.faults import _kills, _run
 
 STOP = 400
 FAR = 1_000_000
@@ -42,6 +42,34 @@ def test_a_run_that_is_killed_three_times_ends_in_the_bits_of_an_uninterrupted_o
     kills = _kills.run_until_done(tmp_path / "run", STOP, rng, per_step=per_step, kills=3, env=compiled_once)
     assert len(kills) == 3
     require_uninterrupted(tmp_path / "run", STOP)
+
+
+def test_a_balanced_run_that_is_killed_between_two_updates_ends_in_the_bits_of_an_uninterrupted_one(
+    tmp_path, compiled_once
+):
+    """Updates at every twelfth step: two lie before the save that is left, and at least one behind it."""
+    words = ("exit", "", "balanced")
+    with start_python(_kills.SCRIPT, tmp_path, FAR, *words, env=compiled_once) as child:
+        wait_for_line(child, "step 43/")
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=60)
+    saved = Checkpoints(tmp_path).latest_step
+    stop = saved + 20
+    done = run_python(_kills.SCRIPT, tmp_path, stop, *words, env=compiled_once)
+    assert done.stdout.splitlines()[-1] == f"done {stop}"
+
+    problem = _problems.heat()
+    straight = Trainer(stop, progress=False).fit(
+        problem.module, seed=0, balancer=_run.BALANCER, **problem.arguments
+    )
+    assert_trees_bitwise_equal(Checkpoints(tmp_path).restore(straight.state), straight.state)
+    weights = [
+        Checkpoints(tmp_path).restore(straight.state, step).balancer_state["weights"]
+        for step in (saved, stop)
+    ]
+    assert saved >= 30  # a save waits for the one before
+    assert (np.asarray(weights[0]) != 1).all()
+    assert (np.asarray(weights[0]) != np.asarray(weights[1])).any()
 
 
 @pytest.mark.parametrize(
