@@ -18,6 +18,7 @@ import pytest
 from phijax_rng import audit, keys
 from phijax_rng._internals import patches
 from phijax_rng._internals.walks import KINDS
+from phijax_rng.auditing import Session
 from phijax_rng.findings import MENDS, NOTES
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
@@ -211,6 +212,27 @@ def test_what_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
     assert [region.what for region in report.unseen] == ["jax.disable_jit(False)"]
     assert not report.clean
     assert jax.disable_jit is before
+
+
+def test_what_ran_unwatched_before_is_watched_all_the_same() -> None:
+    session = Session(names={"key": KEY})
+    noise = jax.jit(lambda key: jax.random.normal(jax.random.fold_in(key, 1)))
+    with session.observer.observing():
+        with session.observer.blinded():
+            noise(KEY), jax.random.fold_in(KEY, 2)
+        noise(KEY), jax.random.normal(jax.random.fold_in(KEY, 2))
+    assert names_of(session.report()) == ["key.fold_in(1)", "key.fold_in(2)"]
+
+
+def test_what_was_compiled_on_purpose_in_one_audit_is_seen_in_the_next() -> None:
+    noise = jax.jit(lambda key: 2 * jax.random.normal(key))
+
+    def draw(key: jax.Array) -> Any:
+        with jax.disable_jit(False):
+            return noise(key)
+
+    assert audit(draw, KEY).draws == ()
+    assert len(audit(noise, KEY).draws) == 1
 
 
 def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:

@@ -143,7 +143,8 @@ class Observer:
         """Nothing is recorded inside the block."""
         before, self.blind = self.blind, True
         try:
-            yield
+            with _internals.beside():
+                yield
         finally:
             self.blind = before
 

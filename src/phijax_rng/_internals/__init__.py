@@ -24,6 +24,7 @@ replaced is put back on every way out.
 """
 
 from phijax_rng._internals.patches import watching
+from phijax_rng._internals.swaps import beside
 from phijax_rng._internals.watcher import Evaluation, Mapped, Watcher, Words, words_of
 
-__all__ = ["Evaluation", "Mapped", "Watcher", "Words", "watching", "words_of"]
+__all__ = ["Evaluation", "Mapped", "Watcher", "Words", "beside", "watching", "words_of"]

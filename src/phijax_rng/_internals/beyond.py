@@ -4,13 +4,13 @@ import contextlib
 import functools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
+from phijax_rng._internals.swaps import Internals, Swaps, beside, disable_jit
 from phijax_rng._internals.walks import RAW, holds_draw
 from phijax_rng._internals.watcher import mine
 
@@ -72,10 +72,17 @@ def _reporting_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_jit(disabling: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def enabled() -> Iterator[None]:
+        with beside(), disabling(False):
+            yield
+
     def disable_jit(disable: bool = True) -> Any:
-        if not disable and (watcher := mine()) is not None:
-            watcher.unseen("jax.disable_jit(False)")
-        return disabling(disable)
+        watcher = mine()
+        if disable or watcher is None:
+            return disabling(disable)
+        watcher.unseen("jax.disable_jit(False)")
+        return enabled()
 
     return disable_jit
 

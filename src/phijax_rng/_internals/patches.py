@@ -11,7 +11,7 @@ import jax
 import jax.extend.core.primitives as jep
 
 from phijax_rng._internals import beyond, boundaries, primitives, transforms
-from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
+from phijax_rng._internals.swaps import WATCHED, Internals, Swaps, disable_jit
 from phijax_rng._internals.walks import KINDS, WALKS
 from phijax_rng._internals.watcher import Watcher, activate
 
@@ -48,9 +48,6 @@ _NEEDED = {
 """Every name of `jax._src` that this folder uses, by module."""
 
 
-_PROFILE = -20
-"""A version of XLA's profile that nobody has; below one it means nothing to the compiler."""
-
 _lock = threading.Lock()
 
 
@@ -83,12 +80,11 @@ def _enter_open_jit(stack: contextlib.ExitStack, source: Internals) -> None:
     """Runs what JAX would compile op by op, by way of its Python code, where `boundaries` waits for it.
 
     `jax.disable_jit` is read twice: by JAX's Python code, and by its C++ code, which would call the
-    function at once. The C++ code keeps what it learns by a key, and the version of a profile that
-    nobody has, which means nothing to the compiler below one, makes that another key.
+    function at once. The C++ code keeps programs by a key of its own, see `swaps.WATCHED`.
     """
     config, jax_jit = source["config"], source["lib"].jax_jit
     stack.enter_context(disable_jit())
-    stack.enter_context(config.jax_xla_profile_version(_PROFILE))
+    stack.enter_context(config.jax_xla_profile_version(WATCHED))
     stack.enter_context(config.scan3(True))
     stack.callback(jax_jit.set_disable_jit_state, config.disable_jit)
     jax_jit.set_disable_jit_state(_never(config))
