@@ -19,9 +19,12 @@ from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 from phijax_rng.trial import initial_state
 
-MEANT = ("root.sampling.stream('sampler', *)",)
-"""Keys that serve more than one step, and are meant to: a sampler that follows the step (`StepSampler`)
-has one key for all of them."""
+MEANT = (
+    "root.sampling.stream('sampler', *)",
+    "root.sampling.stream('adaptive', *).fold_in(2147483648)",
+)
+"""Keys that serve more than once, and are meant to: a sampler that follows the step (`StepSampler`) has one
+for all steps, and what an adaptive sampler starts from is drawn again for a balancer's diagnostics."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
 """What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
