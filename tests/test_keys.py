@@ -609,3 +609,13 @@ def test_a_stream_name_that_utf8_cannot_encode_is_refused():
     message = "names[0] must be text that UTF-8 can encode, got '\\ud800'. Leave out lone surrogates."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         keys.stream(keys.root_key(0), "\ud800")
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "threefry4x32", "philox4x32", "rbg"])
+def test_settled_keys_are_those_keys(implementation):
+    own = jax.random.split(jax.random.key(5, impl=implementation), 3)
+    settled = jax.jit(keys.settled)(own)
+    assert settled.dtype == own.dtype
+    np.testing.assert_array_equal(jax.random.key_data(settled), jax.random.key_data(own))
+    rows = jax.vmap(lambda key: jax.random.key_data(keys.settled(key)))(own)
+    np.testing.assert_array_equal(rows, jax.random.key_data(own))

@@ -70,7 +70,7 @@ def sample(
 
 def deal(key: KeyScalar, names: tuple[str, ...]) -> dict[str, KeyScalar]:
     """One key for each name, in their order."""
-    split = jax.random.split(key, len(names))
+    split = keys.settled(jax.random.split(key, len(names)))
     return {name: split[index] for index, name in enumerate(names)}
 
 

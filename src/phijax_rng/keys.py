@@ -341,6 +341,15 @@ def require_same_implementation(**named: KeyScalar) -> None:
         raise ValueError(f"the keys of one state must share an implementation; {listed}. Use one root.")
 
 
+def settled(keys: jax.Array) -> jax.Array:
+    """`keys`, to be computed before what is drawn from them, where anything else is dear.
+
+    XLA on CPU fuses a chain of `threefry4x32` hashes into one kernel, and computes the whole chain again for
+    every word: three samplers took 40 s to their first batch.
+    """
+    return jax.lax.optimization_barrier(keys) if implementation_of(keys) == "threefry4x32" else keys
+
+
 def _coordinate(value: Any, name: str, stop: int) -> Any:
     """A checked NumPy uint32, or the tracer itself."""
     if isinstance(value, jax.core.Tracer):
@@ -356,7 +365,7 @@ def _coordinate(value: Any, name: str, stop: int) -> Any:
 
 @jax.jit
 def _fold(key: KeyScalar, data: Any) -> KeyScalar:
-    return jax.random.fold_in(key, data)
+    return settled(jax.random.fold_in(key, data))
 
 
 def _fold_words(key: KeyScalar, words: Any) -> KeyScalar:

@@ -143,7 +143,7 @@ def advance(state: TrainState) -> tuple[TrainState, KeyScalar]:
 
 @jax.jit
 def _split_two(key: KeyScalar) -> tuple[KeyScalar, KeyScalar]:
-    following, now = jax.random.split(key)
+    following, now = keys.settled(jax.random.split(key))
     return following, now
 
 
