@@ -265,17 +265,16 @@ def test_residuals_that_name_a_mask_are_told_that_every_row_counts():
     assert own.residual_rows(MODEL, BATCHES, KEY)["pde"].tolist() == [True, True]
 
 
-def test_losses_that_take_any_name_are_given_a_mask_where_there_is_one():
-    seen = []
-
+def test_losses_that_take_any_name_have_not_said_that_they_honor_a_mask():
     def losses(model_state, batches, **given):
-        seen.append(sorted(given))
+        assert set(given) == {"key"}
         return without(model_state, batches)
 
     own = module(losses)
     own.evaluate(MODEL, BATCHES, KEY)
-    own.evaluate(MODEL, BATCHES, KEY, {"pde": jnp.ones(2, bool)})
-    assert seen == [["key"], ["key", "mask"]]
+    assert not own.wants_mask
+    with pytest.raises(ValueError, match="the losses of module 'module' take no mask"):
+        own.evaluate(MODEL, BATCHES, KEY, {"pde": jnp.ones(2, bool)})
 
 
 def test_a_mask_that_nobody_asks_for_is_not_dropped_in_silence():

@@ -238,8 +238,8 @@ def test_an_update_that_is_not_finite_stops_the_run_at_its_step(tmp_path, chunk_
     error = caught.value
     assert (error.step, error.terms) == (6, ("balancer_state",))
     assert str(error) == (
-        "training became non-finite at step 6: every loss is finite but the update of the balancer is not. "
-        "The state before that update is kept; draw its batch again with source(6), or pass "
+        "training became non-finite at step 6: every loss is finite but the new state of the balancer is "
+        "not. The state before that update is kept; draw its batch again with source(6), or pass "
         "on_nonfinite='skip'."
     )
     assert_trees_bitwise_equal(
@@ -247,10 +247,10 @@ def test_an_update_that_is_not_finite_stops_the_run_at_its_step(tmp_path, chunk_
     )
     assert int(error.state.balancer_state["updates"]) == 1
     assert Checkpoints(tmp_path).latest_step == 6
-    assert error.__notes__[0].startswith("to make the update of the balancer at step 6 again:\n")
-    again = POISONED.update(
-        MODULE, error.state.model_state, SOURCE(6), jax.random.key(0), error.state.balancer_state
-    )
+    assert error.__notes__[0].startswith("to make the new state of the balancer at step 6 again:\n")
+    key = keys.fold_in(keys.stream(error.state.balancer_key, "balancer", "update"), 6)
+    assert 'keys.fold_in(keys.stream(state.balancer_key, "balancer", use), 6)' in error.__notes__[0]
+    again = POISONED.update(MODULE, error.state.model_state, SOURCE(6), key, error.state.balancer_state)
     assert np.isnan(again["seen"])
 
 

@@ -105,7 +105,7 @@ def test_a_run_on_filled_up_batches_is_that_of_one_device_and_goes_on_on_three()
 # What is refused
 
 NO_MASK = (
-    "uneven='pad' fills batches up with rows that must not count, and {} take no mask. "
+    "uneven='pad' fills batches up with rows that must not count, and {} no mask. "
     "Add a parameter named mask, {{batch name: bool of shape (rows,)}}, and average with "
     "masked_mean(values, mask[name]); or pass another `uneven`."
 )
@@ -113,7 +113,7 @@ NO_MASK = (
 
 def test_losses_that_take_no_mask_are_refused_before_anything_is_made():
     heat = _problems.heat()
-    message = NO_MASK.format("the losses of module 'module'")
+    message = NO_MASK.format("the losses of module 'module' take")
     never = LossModule(pytest.fail, heat.module.losses, batch_keys=heat.module.batch_keys)
     trainer = Trainer(1, uneven="pad", progress=False)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -125,7 +125,7 @@ def test_losses_that_take_no_mask_are_refused_before_anything_is_made():
 
 
 def test_a_train_step_that_takes_no_mask_is_refused():
-    heat, message = _problems.heat(), NO_MASK.format("the losses of train_step")
+    heat, message = _problems.heat(), NO_MASK.format("train_step takes")
 
     def train_step(state, batches, key):
         return state.replace(step=state.step + 1), {"fit": jnp.float32(0)}

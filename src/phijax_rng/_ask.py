@@ -25,7 +25,7 @@ class HostSource:
         self._lock = lock or threading.Lock()
 
     def __call__(self, step: Any, sampler_state: Mapping[str, Any] | None = None) -> Any:
-        """The batch of a step, as a Python int."""
+        """The batch of `step`, a Python int."""
         return self._alone(ask, self._source, step, sampler_state or {})
 
     @property

@@ -174,10 +174,9 @@ class _Examination:
         """What to do; another thing where one library made the key and used it, and the user did neither."""
         places = [use.place for use in uses] + [d.place for d in self.history.derivations[bits]]
         libraries = {library_of(place) for place in places}
-        (library, *others) = libraries
-        if library is None or others or not self.history.derivations[bits]:
+        if len(libraries) > 1 or None in libraries or not self.history.derivations[bits]:
             return MENDS[kind]
-        return f"{library} makes this key and uses it so itself: report it there, or allow the key by name."
+        return f"{libraries.pop()} makes this key and uses it so itself: report it there, or allow the key by name."
 
     def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
         found = self._ways(bits)

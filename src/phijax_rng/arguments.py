@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from phijax_rng.balancers import is_scheduled
 from phijax_rng.module import DataModule, LossModule, require_mask
 from phijax_rng.trial import require_balancer
 
@@ -26,6 +27,26 @@ def require_optimizer(optimizer: Any) -> None:
         raise TypeError(f"optimizer must offer init and update, got {optimizer!r}. Pass an Optax optimizer.")
 
 
+def require_update(module: Any, optimizer: Any, train_step: Any, balancer: Any, microbatches: int) -> None:
+    """Raises unless an optimizer or a train step can update a state, with a part in it for the balancer."""
+    if train_step is None:
+        require_module(module, balancer)
+        require_optimizer(optimizer)
+        return
+    if is_scheduled(balancer):
+        require_module(module, balancer, combines=False)
+    elif balancer is not None:
+        raise ValueError(
+            "train_step combines the losses itself, and the balancer has nothing to update, got "
+            f"{balancer!r}. Drop the balancer, or pass an optimizer."
+        )
+    if microbatches != 1:
+        raise ValueError(
+            f"microbatches={microbatches} cuts the batches of an optimizer's update, and train_step "
+            "is another update. Cut them there, or pass an optimizer."
+        )
+
+
 def require_datamodule(datamodule: Any) -> None:
     """Raises unless batches can be had from it."""
     if not isinstance(datamodule, DataModule):
@@ -40,9 +61,9 @@ def require_masked(uneven: str, module: Any, train_step: Any = None) -> None:
     if uneven != "pad":
         return
     if train_step is None:
-        require_mask(module.losses, f"the losses of module {module.name!r}")
+        require_mask(module.losses, f"the losses of module {module.name!r} take")
     else:
-        require_mask(train_step, "the losses of train_step")
+        require_mask(train_step, "train_step takes")
 
 
 def require_one(name: str, value: Any, other_name: str, other: Any) -> None:

@@ -97,9 +97,14 @@ class ObservingBalancer(LossBalancer, Protocol):
         ...
 
 
+def is_scheduled(balancer: Any) -> bool:
+    """Whether its state is renewed at steps of a schedule."""
+    return callable(getattr(balancer, "update", None))
+
+
 def adapts(balancer: Any) -> bool:
     """Whether its weights move."""
-    return callable(getattr(balancer, "update", None)) or callable(getattr(balancer, "observe", None))
+    return is_scheduled(balancer) or callable(getattr(balancer, "observe", None))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -62,7 +62,7 @@ def nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> N
     """The error of an update that is not finite: `last` is that update, `chunk` the good ones before it."""
     terms = terms_of(last, 0, loss_names)
     if terms == ("balancer_state",):
-        found = "every loss is finite but the update of the balancer is not"
+        found = "every loss is finite but the new state of the balancer is not"
     elif terms == ("model_state",):
         found = "every loss is finite but the updated model_state is not"
     else:

@@ -5,6 +5,7 @@ behind the checkpoint that a killed process left are cut off, and rows that are 
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,12 +55,9 @@ class CSVHistory:
         Raises:
             OSError: something else is there, or the folder cannot be written to.
         """
-        path = Path(self.path).expanduser()
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
-        if not memory.get("rows"):
-            _require_ours(path)
-        _checks.writable(path.parent)
+        processes.first_does(
+            functools.partial(_require_writable, Path(self.path).expanduser(), not memory.get("rows"))
+        )
 
     def __call__(self, event: Event) -> None:
         """Brings the file up to the history."""
@@ -106,6 +104,14 @@ def _goes_on(path: Path, history: History, count: int, written: int) -> bool:
             return begins and file.read(len(last)) == last
     except OSError:
         return False
+
+
+def _require_writable(path: Path, anew: bool) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
+    if anew:
+        _require_ours(path)
+    _checks.writable(path.parent)
 
 
 def _require_ours(path: Path) -> None:

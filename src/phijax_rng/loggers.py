@@ -52,6 +52,9 @@ class TensorBoardLogger:
             ImportError: tensorboardX is not installed.
             OSError: the directory cannot be made or written to.
         """
+        processes.first_does(self._require_writable)
+
+    def _require_writable(self) -> None:
         _summary_writer_class()
         _checks.writable(Path(self.directory))
 
@@ -123,7 +126,7 @@ class WandbLogger:
             ImportError: wandb is not installed.
         """
         if self.run is None:
-            _wandb()
+            processes.first_does(_wandb)
 
     def __call__(self, event: Event) -> None:
         """Logs the rows that are not there yet."""
@@ -160,7 +163,7 @@ def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
 def _summary_writer(directory: str, purge_step: int) -> Any:
     # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
     suffix = f".{time.time_ns()}"
-    return _summary_writer_class()(directory, purge_step=purge_step, filename_suffix=suffix)
+    return _summary_writer_class()(os.path.expanduser(directory), purge_step=purge_step, filename_suffix=suffix)
 
 
 def _summary_writer_class() -> Any:

@@ -29,11 +29,17 @@ _REPLAY = """to draw the batch of step {step} again, and its losses one by one:
   batches = source({step})
   output = module.evaluate(error.state.model_state, batches, phijax_rng.advance(error.state)[1])"""
 
-_REPLAY_UPDATE = """to make the update of the balancer at step {step} again:
-  source = datamodule.train_batch_source(module.batch_keys, error.state.sampling_key)
-  batches = source({step})  # or its diagnostic batches:
-  # source.sample(jax.random.fold_in(error.state.balancer_key, 0), balancer.diagnostic_batch_sizes)
-  balancer.update(module, error.state.model_state, batches, jax.random.key(0), error.state.balancer_state)"""
+_REPLAY_BALANCER = """to make the new state of the balancer at step {step} again:
+  state = error.state
+  source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
+  batches = source({step})
+  def key(use): return keys.fold_in(keys.stream(state.balancer_key, "balancer", use), {step})
+  # where it offers update; with batches of its own where it names diagnostic_batch_sizes:
+  # batches = source.sample(keys.fold_in(state.balancer_key, 0), balancer.diagnostic_batch_sizes)
+  balancer.update(module, state.model_state, batches, key("update"), state.balancer_state)
+  # where it offers observe:
+  losses = module.evaluate(state.model_state, batches, phijax_rng.advance(state)[1]).losses
+  balancer.observe(losses, key("observe"), state.balancer_state)"""
 
 
 class Looks:
@@ -136,7 +142,7 @@ class Looks:
         nonfinite = isinstance(error, NonFiniteError)
         if isinstance(error, NonFiniteError):
             balancer = error.terms == ("balancer_state",)
-            error.add_note((_REPLAY_UPDATE if balancer else _REPLAY).format(step=error.step))
+            error.add_note((_REPLAY_BALANCER if balancer else _REPLAY).format(step=error.step))
             with self._beside(error):
                 self.take(error.chunk)
         try:

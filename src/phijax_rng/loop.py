@@ -97,7 +97,7 @@ class TrainLoop:
         rebuild, self._leaves = self._arguments(source)
         pin = functools.partial(self._placed.pin, shardings=self._of_state)
         if self._placed.shares.pads:
-            require_mask(train_step, "the losses of train_step")
+            require_mask(train_step, "train_step takes")
         recorded = _Recorded(train_step)
         # Leaves on several devices stay apart, or they would have to meet on one.
         together = _SMALL if self._placed.mesh is None else 0
@@ -226,7 +226,7 @@ class _Recorded:
         following, output = self._train_step(state, batches, key, **options)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
-        scalars(output.losses, "the losses of train_step")
+        scalars(output.losses, "train_step takes")
         if output.diagnostics:
             scalars(output.diagnostics, "the diagnostics of train_step")
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")

@@ -67,12 +67,12 @@ def row_counts(batches: Any, sizes: Any = None) -> dict[str, int]:
             "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the "
             "source, or pass another `uneven`."
         )
-    sizes = batches if sizes is None else sizes
+    sizes = jax.tree.map(_rows_of, batches) if sizes is None else sizes
     return {name: count for name in batches if (count := _row_count(name, sizes[name])) is not None}
 
 
 def _row_count(name: str, fields: Any) -> int | None:
-    counts = {size for size in map(_size, jax.tree.leaves(fields)) if size is not None}
+    counts = set(jax.tree.leaves(fields)) - {0}
     if len(counts) > 1:
         raise ValueError(
             f"batches[{name!r}] has fields of {' and '.join(map(str, sorted(counts)))} rows, which one "
@@ -81,8 +81,6 @@ def _row_count(name: str, fields: Any) -> int | None:
     return next(iter(counts), None)
 
 
-def _size(leaf: Any) -> int | None:
-    """How many rows an array has; of a number of rows, itself."""
-    if isinstance(leaf, int):
-        return leaf or None
-    return int(np.shape(leaf)[0]) if np.shape(leaf) else None
+def _rows_of(leaf: Any) -> int:
+    """How many rows an array has; 0 for what has no axis."""
+    return int(np.shape(leaf)[0]) if np.shape(leaf) else 0

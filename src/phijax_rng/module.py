@@ -113,7 +113,7 @@ class LossModule:
     @property
     def wants_mask(self) -> bool:
         """Whether `losses` has a parameter named `mask`."""
-        return takes(self.losses, "mask")
+        return names_mask(self.losses)
 
     def evaluate(
         self, model_state: Any, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
@@ -130,7 +130,7 @@ class LossModule:
             ValueError: there is a mask, and the losses take none.
         """
         if mask is not None:
-            require_mask(self.losses, f"the losses of module {self.name!r}")
+            require_mask(self.losses, f"the losses of module {self.name!r} take")
         mask = _every_row(self.losses, batches) if mask is None else mask
         output = called(self.losses, model_state, batches, key=key, mask=mask)
         if not isinstance(output, StepOutput):
@@ -155,7 +155,7 @@ class LossModule:
 
 def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
     """The mask of batches that are not filled up, for a function that names it."""
-    return masks.every_row(batches) if any(p.name == "mask" for p in _parameters(fn)) else None
+    return masks.every_row(batches) if names_mask(fn) else None
 
 
 def called(
@@ -169,7 +169,7 @@ def called(
 def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """What `fn` takes of what is offered: by place, and by name."""
     placed = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
-    named = {name: value for name, value in offered.items() if name not in placed and takes(fn, name)}
+    named = {name: value for name, value in offered.items() if name not in placed and _accepts(fn, name)}
     return [offered[name] for name in placed], named
 
 
@@ -196,9 +196,9 @@ def require_mask(fn: Callable[..., Any], what: str) -> None:
     Raises:
         ValueError: it has no parameter of this name.
     """
-    if not takes(fn, "mask"):
+    if not names_mask(fn):
         raise ValueError(
-            f"uneven='pad' fills batches up with rows that must not count, and {what} take no mask. "
+            f"uneven='pad' fills batches up with rows that must not count, and {what} no mask. "
             "Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
             "masked_mean(values, mask[name]); or pass another `uneven`."
         )
@@ -214,10 +214,15 @@ def _require_free(losses: Any, name: str) -> None:
 
 def takes_key(fn: Callable[..., Any]) -> bool:
     """Whether `fn` has a parameter named `key`, or takes any name."""
-    return takes(fn, "key")
+    return _accepts(fn, "key")
 
 
-def takes(fn: Callable[..., Any], name: str) -> bool:
+def names_mask(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` has a parameter named `mask`; to take any name is no promise to honor it."""
+    return any(p.name == "mask" for p in _parameters(fn))
+
+
+def _accepts(fn: Callable[..., Any], name: str) -> bool:
     """Whether `fn` has a parameter of this name, or takes any name."""
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in _parameters(fn))
 

@@ -5,7 +5,7 @@
     mask     T T T | T T T | T T T | T F F
 
 The rows that count are those of one device bit for bit, in their order. On one device nothing is filled up
-and nothing is added to the program.
+and no row is added.
 """
 
 import dataclasses

@@ -206,7 +206,11 @@ class NamedBatchSource:
         Raises:
             ValueError: a sampler keeps a state, which is not known ahead.
         """
-        _entries.require_states(self._adaptive_names, {})
+        if self._adaptive_names:
+            raise ValueError(
+                f"sampler {self._adaptive_names[0]!r} keeps a state, which is not known ahead. Ask "
+                "source(step, sampler_state) step by step, or stack the first of source.halves()."
+            )
         draw, leaves = self._compiled_steps
         first = min(steps.start, 2**31 - count)
         drawn = draw(leaves, np.int32(first), count)

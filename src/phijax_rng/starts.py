@@ -66,11 +66,7 @@ class Start:
         """The state to start from, and the contract it was saved with.
 
         A named step must be intact; without one, damaged steps are passed over with a warning.
-
-        Raises:
-            ValueError: the processes do not see the same checkpoints.
         """
-        self._require_seen_by_all()
         if self.checkpoints is None:
             return Restored(fresh, {}, None, {}, {})
         if self.step is None:
@@ -84,14 +80,6 @@ class Start:
         }
         memory = {} if self.weights_only else self.checkpoints.memory(step)
         return Restored(state, self.checkpoints.contract(step), step, streams, memory)
-
-    def _require_seen_by_all(self) -> None:
-        newest = None if self.checkpoints is None else self.checkpoints.latest_step
-        processes.require_same(
-            np.array([-1 if step is None else step for step in (newest, self.step)], np.int64),
-            f"the processes see different checkpoints; the newest that is seen here is {newest}. "
-            "Keep them in a directory that every process sees.",
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +112,8 @@ def decide(
     """The start that these words ask for.
 
     Raises:
-        ValueError: words that contradict each other, or need a directory that the trainer lacks.
+        ValueError: words that contradict each other, or need a directory that the trainer lacks; processes
+            that do not see the same checkpoints.
         FileNotFoundError: there is no such checkpoint.
         RunExistsError: a fresh run into a directory that holds a run.
     """
@@ -137,6 +126,7 @@ def decide(
         resume = resume or True
     _require_consistent(checkpoints, resume, elsewhere, ckpt_step, weights_only)
     held = checkpoints.latest_step if checkpoints is not None else None
+    _require_seen_by_all(held, None if elsewhere is None else elsewhere.latest_step)
     if resume is True or (resume == "auto" and held is not None):
         assert checkpoints is not None
         step = None if resume == "auto" else ckpt_step
@@ -149,6 +139,16 @@ def decide(
     if elsewhere is not None:
         return Start(elsewhere, _explicit(elsewhere, ckpt_step), weights_only)
     return Start()
+
+
+def _require_seen_by_all(*newest: int | None) -> None:
+    """Asked before anything else is agreed on, or processes would answer different questions."""
+    seen = next((step for step in newest if step is not None), None)
+    processes.require_same(
+        np.array([-1 if step is None else step for step in newest], np.int64),
+        f"the processes see different checkpoints; the newest that is seen here is {seen}. "
+        "Keep them in a directory that every process sees.",
+    )
 
 
 def _explicit(checkpoints: Checkpoints, step: int | None) -> int | None:

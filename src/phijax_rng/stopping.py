@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng import _checks, processes
 from phijax_rng.callbacks import Event
 
 MODES = ("min", "max")
@@ -83,7 +83,7 @@ class EarlyStopping:
             event.memory["waited"] = event.memory.get("waited", 0) + 1
             event.memory["nan"] = event.memory.get("nan", 0) + math.isnan(value)
         over = self.is_over(event.memory)
-        if over and event.memory["nan"]:
+        if over and event.memory["nan"] and processes.is_first():
             _log.warning(
                 "EarlyStopping asks to stop at step %d: %r was NaN at %d of the last %d looks",
                 *(event.step, self.metric, event.memory["nan"], event.memory["waited"]),

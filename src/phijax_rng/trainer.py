@@ -22,9 +22,10 @@ from phijax_rng.arguments import (
     require_module,
     require_one,
     require_optimizer,
+    require_update,
 )
 from phijax_rng.auditing import AuditReport
-from phijax_rng.balancers import LossBalancer
+from phijax_rng.balancers import LossBalancer, is_scheduled
 from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.feeds import make_feed
@@ -161,29 +162,23 @@ class Trainer:
             StopSignals() as signals,
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
         ):
-            place = self._placement()
             known = seed is None and start.continues
             root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
             streams = keys.split_root(root)
             with _prepared(datamodule):
                 balancer_state = initial_state(balancer)
-                model_state = module.init(streams.model)
-                fresh = initialize_train_state(model_state, optimizer, balancer_state, streams)
-                restored, source = restored_with_source(
-                    start, fresh, on_change, place=place, module=module, datamodule=datamodule
-                )
-                run = Run(
+                fresh = initialize_train_state(module.init(streams.model), optimizer, balancer_state, streams)
+                return self._continued(
+                    fresh,
+                    start,
+                    signals,
+                    on_change,
                     module=module,
-                    train_step=LossTrainStep(module, optimizer, balancer, self.microbatches),
-                    streams=fresh,
-                    state=restored.state,
-                    source=source,
+                    optimizer=optimizer,
+                    datamodule=datamodule,
                     balancer=balancer,
-                    training=described_training(module, optimizer, balancer, fresh),
                     root=root,
-                    placement=place,
                 )
-                return self._train(run, start, restored, on_change, signals)
 
     def fit_state(
         self,
@@ -218,25 +213,9 @@ class Trainer:
         require_one("datamodule", datamodule, "source", source)
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        if (
-            train_step is not None
-            and balancer is not None
-            and not callable(getattr(balancer, "update", None))
-        ):
-            raise ValueError(
-                "train_step combines the losses itself, and the balancer has nothing to update, got "
-                f"{balancer!r}. Drop the balancer, or pass an optimizer."
-            )
-        if train_step is None or callable(getattr(balancer, "update", None)):
-            require_module(module, balancer, combines=train_step is None)
+        require_update(module, optimizer, train_step, balancer, self.microbatches)
+        if train_step is None or is_scheduled(balancer):
             require_fitting_state(balancer, state.balancer_state)
-        if train_step is None:
-            require_optimizer(optimizer)
-        elif self.microbatches != 1:
-            raise ValueError(
-                f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
-                "is another update. Cut them there, or pass an optimizer."
-            )
         require_masked(self.uneven, module, train_step)
         if source is None:
             require_datamodule(datamodule)
@@ -247,22 +226,18 @@ class Trainer:
             self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
             _prepared(datamodule),
         ):
-            place = self._placement()
-            restored, source = restored_with_source(
-                start, state, on_change, place=place, module=module, datamodule=datamodule, source=source
-            )
-            run = Run(
+            return self._continued(
+                state,
+                start,
+                signals,
+                on_change,
                 module=module,
-                train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
-                streams=state,
-                state=restored.state,
+                optimizer=optimizer,
+                train_step=train_step,
+                datamodule=datamodule,
                 source=source,
                 balancer=balancer,
-                training=described_training(module, optimizer or train_step, balancer, state),
-                root=None,
-                placement=place,
             )
-            return self._train(run, start, restored, on_change, signals)
 
     def predict(
         self,
@@ -312,6 +287,7 @@ class Trainer:
         require_module(module, balancer)
         require_datamodule(datamodule)
         require_optimizer(optimizer)
+        require_masked(self.uneven, module)
         with _prepared(datamodule):
             return rehearse(
                 module,
@@ -347,6 +323,39 @@ class Trainer:
         with self.checkpoints:
             # Again, now that no other job can change what is there.
             yield starts.decide(self.checkpoints, **words)
+
+    def _continued(
+        self,
+        state: TrainState,
+        start: starts.Start,
+        signals: StopSignals,
+        on_change: str,
+        *,
+        module: Any,
+        optimizer: Any,
+        datamodule: Any,
+        balancer: Any,
+        train_step: Any = None,
+        source: Any = None,
+        root: Any = None,
+    ) -> FitResult:
+        """Restores what the run starts from, if it goes on, and trains; `state` is what a fresh run has."""
+        place = self._placement()
+        restored, source = restored_with_source(
+            start, state, on_change, place=place, module=module, datamodule=datamodule, source=source
+        )
+        run = Run(
+            module=module,
+            train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
+            streams=state,
+            state=restored.state,
+            source=source,
+            balancer=balancer,
+            training=described_training(module, optimizer or train_step, balancer, state),
+            root=root,
+            placement=place,
+        )
+        return self._train(run, start, restored, on_change, signals)
 
     def _train(
         self,

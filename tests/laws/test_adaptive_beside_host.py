@@ -247,6 +247,6 @@ def test_batches_of_a_state_are_not_drawn_ahead():
     with pytest.raises(ValueError) as caught:
         PROBLEMS[True].source().stacked_batches(range(3), 3)
     assert str(caught.value) == (
-        "sampler 'pde' keeps a state, and sampler_state has nothing. "
-        "Pass sampler_state={'pde': sampler.init(key)}."
+        "sampler 'pde' keeps a state, which is not known ahead. Ask source(step, sampler_state) step by "
+        "step, or stack the first of source.halves()."
     )
