@@ -176,7 +176,8 @@ class _Examination:
         libraries = {library_of(place) for place in places}
         if len(libraries) > 1 or None in libraries or not self.history.derivations[bits]:
             return MENDS[kind]
-        return f"{libraries.pop()} makes this key and uses it so itself: report it there, or allow the key by name."
+        library = libraries.pop()
+        return f"{library} makes this key and uses it so itself: report it there, or allow the key by name."
 
     def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
         found = self._ways(bits)

@@ -163,7 +163,8 @@ def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
 def _summary_writer(directory: str, purge_step: int) -> Any:
     # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
     suffix = f".{time.time_ns()}"
-    return _summary_writer_class()(os.path.expanduser(directory), purge_step=purge_step, filename_suffix=suffix)
+    folder = os.path.expanduser(directory)
+    return _summary_writer_class()(folder, purge_step=purge_step, filename_suffix=suffix)
 
 
 def _summary_writer_class() -> Any:
