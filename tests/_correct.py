@@ -341,7 +341,9 @@ def layers_that_are_skipped_by_chance(key: jax.Array) -> Any:
 
 @program
 def a_scan_of_no_steps(key: jax.Array) -> Any:
+    first, second = jax.random.split(key)
     none = jax.lax.scan(
-        lambda total, own: (total + jax.random.normal(own), None), 0.0, jax.random.split(key)[:0]
+        lambda total, own: (total + jax.random.normal(own), None), 0.0, jax.random.split(first)[:0]
     )
-    return none, jax.lax.scan(lambda total, own: (total, jax.random.normal(own)), 0, key[None], reverse=True)
+    one = jax.lax.scan(lambda total, own: (total, jax.random.normal(own)), 0, second[None], reverse=True)
+    return none, one

@@ -118,7 +118,12 @@ def test_options_are_checked_at_construction(tmp_path, options, error, message):
 
 def test_a_metric_that_no_save_has_is_refused_and_the_save_stands(tmp_path):
     checkpoints = Checkpoints(tmp_path, every_n_steps=2, keep_best=("total_los", 1))
-    trainer = Trainer(8, checkpoints=checkpoints, progress=False)
+
+    def reports_nothing(event):
+        """A callback that might report the number, since it does not say that it will not."""
+
+    reports_nothing.every_n_steps = 2
+    trainer = Trainer(8, checkpoints=checkpoints, callbacks=(reports_nothing,), progress=False)
     with pytest.raises(ValueError, match=r"^keep_best compares 'total_los', and the numbers of step 2 are "):
         trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
     assert Checkpoints(tmp_path).steps == (2,)

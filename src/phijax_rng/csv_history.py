@@ -55,9 +55,7 @@ class CSVHistory:
         Raises:
             OSError: something else is there, or the folder cannot be written to.
         """
-        processes.first_does(
-            functools.partial(_require_writable, Path(self.path).expanduser(), not memory.get("rows"))
-        )
+        processes.first_does(functools.partial(_require_writable, Path(self.path).expanduser(), not memory))
 
     def __call__(self, event: Event) -> None:
         """Brings the file up to the history."""

@@ -29,7 +29,7 @@ from phijax_rng import _checks, _threefry, keys, trial
 from phijax_rng._ask import ask
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
-from phijax_rng.module import StepOutput, require_mask, scalars
+from phijax_rng.module import StepOutput, require_mask, require_parameters, scalars
 from phijax_rng.placement import Placement, on_device
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TrainStep
@@ -87,17 +87,15 @@ class TrainLoop:
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        _checks.takes(train_step, "train_step", "state", "batches", "key")
         self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._placed = placement or on_device(device)
+        _require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.everywhere
         self._of_state = self._placed.of_state(state)
         self._halting = self._placed.spread(np.bool_(on_nonfinite != "ignore"))
         self._refresh = refresh
         rebuild, self._leaves = self._arguments(source)
         pin = functools.partial(self._placed.pin, shardings=self._of_state)
-        if self._placed.shares.pads:
-            require_mask(train_step, "train_step takes")
         recorded = _Recorded(train_step)
         # Leaves on several devices stay apart, or they would have to meet on one.
         together = _SMALL if self._placed.mesh is None else 0
@@ -206,6 +204,15 @@ class TrainLoop:
     def _outputs(self) -> dict[str, Any]:
         """Where the program leaves what it returns; on one device there is nothing to say."""
         return {} if self._placed.mesh is None else {"out_shardings": (self._of_state, self._sharding)}
+
+
+def _require_step(train_step: Any, pads: bool) -> None:
+    arguments = ("state", "batches", "key")
+    if pads:
+        require_mask(train_step, "train_step takes")
+        require_parameters(train_step, "train_step", *arguments, offered=("mask",))
+    else:
+        _checks.takes(train_step, "train_step", *arguments)
 
 
 def _abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
