@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks, _pytrees
+from phijax_rng import _checks, _pytrees, masks
 from phijax_rng._ask import ask
 from phijax_rng.placement import Placement
 
@@ -145,7 +145,7 @@ class StackedBatches:
             return batches
         return {name: jax.tree.map(_first_rows, rows, sizes[name]) for name, rows in batches.items()}
 
-    def filled(self, step: Any) -> tuple[Any, Any]:
+    def filled(self, step: Any, sampler_state: Any = None) -> tuple[Any, Any]:
         """The batch of a step as it lies, and how many rows of each array are true; `None` for all."""
         place = step - self.start
 
@@ -187,6 +187,15 @@ class MixedBatches:
         """The batch of a step in range; may be traced."""
         batches = {**self.fed(step), **ask(self.inside, step, sampler_state)}
         return {name: batches[name] for name in self.names}
+
+    def filled(self, step: Any, sampler_state: Any = None) -> tuple[Any, Any]:
+        """The batch of a step, fed rows as they lie, and how many of each array are true; `None` for all."""
+        fed, sizes = self.fed.filled(step)
+        drawn = ask(self.inside, step, sampler_state)
+        batches = {**fed, **drawn}
+        if sizes is not None:
+            sizes = {**sizes, **jax.tree.map(masks.rows_of, drawn)}
+        return {name: batches[name] for name in self.names}, sizes
 
 
 def make_feed(

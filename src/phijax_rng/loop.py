@@ -327,7 +327,7 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
 def _drawn(source: Any, state: TrainState) -> tuple[Any, Any]:
     """The batches of a step, and how many of their rows are true if they were filled up on the host."""
     if callable(getattr(source, "filled", None)):
-        return source.filled(state.step)
+        return source.filled(state.step, state.sampler_state)
     return ask(source, state.step, state.sampler_state), None
 
 

@@ -67,7 +67,7 @@ def row_counts(batches: Any, sizes: Any = None) -> dict[str, int]:
             "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the "
             "source, or pass another `uneven`."
         )
-    sizes = jax.tree.map(_rows_of, batches) if sizes is None else sizes
+    sizes = jax.tree.map(rows_of, batches) if sizes is None else sizes
     return {name: count for name in batches if (count := _row_count(name, sizes[name])) is not None}
 
 
@@ -81,6 +81,6 @@ def _row_count(name: str, fields: Any) -> int | None:
     return next(iter(counts), None)
 
 
-def _rows_of(leaf: Any) -> int:
+def rows_of(leaf: Any) -> int:
     """How many rows an array has; 0 for what has no axis."""
     return int(np.shape(leaf)[0]) if np.shape(leaf) else 0
