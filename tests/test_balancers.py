@@ -1,5 +1,6 @@
 """Fixed weights: a dot product in a fixed order, without a state."""
 
+import functools
 import re
 
 import jax
@@ -7,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import LossBalancer, StaticLossBalancer
+from phijax_rng import (
+    GradNormBalancer,
+    LossBalancer,
+    ReLoBRaLoBalancer,
+    StaticLossBalancer,
+    UncertaintyBalancer,
+)
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 LOSSES = {"pde": jnp.float32(2), "bc": jnp.float32(0.5), "ic": jnp.float32(4)}
@@ -159,3 +166,22 @@ def test_a_default_weight_for_no_names_is_refused():
     message = "default_weight is 5 but there are no loss_names that it could be for. Pass loss_names too."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         StaticLossBalancer(default_weight=5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StaticLossBalancer,
+        functools.partial(GradNormBalancer, update_every_n_steps=2),
+        ReLoBRaLoBalancer,
+        UncertaintyBalancer,
+    ],
+    ids=["static", "gradnorm", "relobralo", "uncertainty"],
+)
+def test_weights_in_place_of_names_are_refused(kind):
+    with pytest.raises(TypeError) as caught:
+        kind({"pde": 10.0, "ic": 1.0})
+    assert str(caught.value) == (
+        "loss_names must be a sequence of names, got the mapping {'pde': 10.0, 'ic': 1.0}. Pass the names "
+        "as a tuple, and what belongs to them as an argument of its own."
+    )

@@ -368,3 +368,21 @@ def test_a_contract_of_another_schema_says_which_version_reads_it():
 def test_the_digest_does_not_depend_on_the_order_of_keys():
     shuffled = dict(reversed(build().items()))
     assert contract.dumps(shuffled)["sha256"] == contract.dumps(build())["sha256"]
+
+
+class Scheduled:
+    """A balancer of a user's own, as far as the contract looks at it."""
+
+    def __init__(self, every):
+        self.update_every_n_steps = every
+
+
+class Describing(Scheduled):
+    def describe(self):
+        return {"kind": "own", "strength": 2}
+
+
+def test_the_schedule_of_a_balancer_of_ones_own_is_part_of_the_contract():
+    kind = f"{__name__}.Scheduled"
+    assert contract.describe_part(Scheduled(5)) == {"kind": kind, "update_every_n_steps": 5}
+    assert contract.describe_part(Describing(5)) == {"update_every_n_steps": 5, "kind": "own", "strength": 2}

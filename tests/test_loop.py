@@ -121,17 +121,35 @@ def test_4096_updates_fit_into_one_chunk_and_equal_two_halves(begin):
     assert_trees_bitwise_equal(halves, whole.records["fit"])
 
 
+def test_more_updates_than_a_call_holds_are_several_calls():
+    loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
+    whole = loop.run(loop.place(poisoned_state()), 5000)
+    first = loop.run(loop.place(poisoned_state()), 3000)
+    second = loop.run(first.state, 5000)
+    assert (whole.start, whole.step, len(whole.records["fit"])) == (0, 5000, 5000)
+    assert_trees_bitwise_equal(second.state, whole.state)
+
+
+def test_a_state_that_is_there_already_is_not_updated():
+    loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
+    there = loop.place(poisoned_state().replace(step=jnp.int32(10)))
+    chunk = loop.run(there, 10)
+    assert (chunk.start, chunk.step, list(chunk.records)) == (10, 10, list(loop.names))
+    assert chunk.nonfinite.shape == chunk.unbalanced.shape == (0,)
+    assert_trees_bitwise_equal(chunk.state, there)
+
+
 @pytest.mark.parametrize(
     ("stop", "error", "message"),
     [
-        (4107, ValueError, "stop must be in [11, 4107), got 4107. Pick a number inside the range."),
-        (10, ValueError, "stop must be in [11, 4107), got 10. Pick a number inside the range."),
+        (2**31, ValueError, "stop must be in [10, 2**31), got 2147483648. Pick a number inside the range."),
+        (9, ValueError, "stop must be in [10, 2**31), got 9. Pick a number inside the range."),
         (11.0, TypeError, "stop must be a whole number, got 11.0. Pass an int or a NumPy integer."),
         (True, TypeError, "stop must be a whole number, got True. Pass an int or a NumPy integer."),
     ],
-    ids=["4097 updates", "no update", "float", "bool"],
+    ids=["beyond the last step", "back", "float", "bool"],
 )
-def test_a_chunk_of_no_update_or_too_many_is_refused_and_consumes_nothing(stop, error, message):
+def test_a_step_that_cannot_be_run_to_is_refused_and_consumes_nothing(stop, error, message):
     loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
     placed = loop.place(poisoned_state().replace(step=jnp.int32(10)))
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
@@ -143,7 +161,7 @@ def test_the_last_step_there_is_can_be_reached_and_not_passed():
     loop = TrainLoop(POISONED_STEP, poisoned_state(), Poison())
     near_the_end = poisoned_state().replace(step=jnp.int32(2**31 - 3))
     assert int(loop.run(loop.place(near_the_end), 2**31 - 1).state.step) == 2**31 - 1
-    message = f"stop must be in [{2**31 - 2}, 2**31), got {2**31}. Pick a number inside the range."
+    message = f"stop must be in [{2**31 - 3}, 2**31), got {2**31}. Pick a number inside the range."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         loop.run(loop.place(near_the_end), 2**31)
 

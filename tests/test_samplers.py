@@ -9,6 +9,7 @@ import pytest
 
 from phijax_rng import (
     AdaptiveSampler,
+    HostedRowSampler,
     HostPool,
     RandomRowSampler,
     Sampler,
@@ -308,3 +309,33 @@ def test_a_sampler_describes_itself_in_plain_data():
         "sort_axis": 0,
     }
     assert RandomRowSampler(indexed(9), replace=False).describe()["method"] == "permutation"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        (np.array([2**40 + 3, 7]), "holds 1099511627779, and JAX cuts int64 to int32. "),
+        (np.array([0, -(2**31) - 1]), "holds -2147483649, and JAX cuts int64 to int32. "),
+        (
+            np.array([1, 2**32], np.uint64),
+            "holds 4294967296, and JAX cuts uint64 to uint32. ",
+        ),
+    ],
+    ids=["large", "small", "unsigned"],
+)
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "on disk"])
+def test_integers_that_jax_would_cut_are_refused(tmp_path, lazy, numbers, shown):
+    if lazy:
+        np.save(tmp_path / "ids.npy", numbers)
+        numbers = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    fields = {"inputs": np.zeros((2, 1), np.float32), "aux_id": numbers}
+    with pytest.raises(ValueError) as caught:
+        HostedRowSampler(RandomRowSampler(fields)).sample(KEY, 64)
+    mend = "Turn on jax_enable_x64, or hold the number in two fields."
+    assert str(caught.value).endswith(shown + mend)
+
+
+def test_integers_that_fit_are_narrowed():
+    fields = {"inputs": np.zeros((2, 1), np.float32), "aux_id": np.array([2**31 - 1, -(2**31)])}
+    rows = RandomRowSampler(fields).sample(KEY, 64)["aux_id"]
+    assert set(np.asarray(rows).tolist()) == {2**31 - 1, -(2**31)}

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from phijax_rng import TrainState, advance, initialize_train_state, keys
+from phijax_rng import StaticLossBalancer, TrainState, advance, initialize_train_state, keys
 from phijax_rng.state import is_trainable, merge, trainable
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -258,3 +258,13 @@ def test_trained_leaves_are_put_back_among_the_others():
 def test_a_model_state_may_hold_none():
     model = {"w": jnp.ones(2), "bias": None}
     assert_trees_bitwise_equal(merge(trainable(model), model), model, dict_order=False)
+
+
+def test_a_balancer_is_no_balancer_state():
+    balancer = StaticLossBalancer()
+    with pytest.raises(TypeError) as caught:
+        initialize_train_state({}, optax.sgd(0.1), balancer, keys.split_root(0))
+    assert str(caught.value) == (
+        f"balancer_state must be what a balancer keeps, got the balancer {balancer!r}. "
+        "Pass balancer.initialize()."
+    )

@@ -85,8 +85,8 @@ BROKEN = {
         "Save the state before run returns, and wait for the save."
     ),
     "state": (
-        "a job that finds the checkpoint of step 6 and is asked for step 3 returned the state of step 3: it "
-        "began again at step 0. Restore the checkpoint in make_run."
+        "run(3) and run(6) returned the same, {'name': 'constant'}. "
+        "Return everything that training changes from run."
     ),
 }
 
@@ -106,7 +106,7 @@ def test_a_state_that_hides_what_training_changes_fails_by_the_control() -> None
             state = inner(until)
             if until < int(state["step"]):
                 raise ValueError("cannot go back")
-            return {"name": "constant"}
+            return {"late": until > 3}
 
         return run
 
@@ -207,7 +207,7 @@ def test_vmap_may_round_floats_and_nothing_else() -> None:
 
         return fn
 
-    rows = jnp.zeros((2, 1))
+    rows = jnp.array([[0.0], [1.0]])
     testing.assert_vmap_exact(near(4, np.float32), rows)
     with pytest.raises(AssertionError, match="1 of 1 elements differ"):
         testing.assert_vmap_exact(near(5, np.float32), rows)
@@ -357,3 +357,29 @@ def test_the_plug_in_imports_nothing_before_a_test_asks() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "[]"
+
+
+def test_a_run_that_returns_nothing_is_told_so(tmp_path):
+    def make_run(directory):
+        def run(until):
+            Path(directory, "state").write_text(str(until))
+
+        return run
+
+    with pytest.raises(AssertionError) as caught:
+        testing.assert_resume_exact(make_run, steps=6)
+    assert str(caught.value) == (
+        "run(2) and run(4) returned the same, None. Return everything that training changes from run."
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_keys_that_could_not_differ_are_refused(count):
+    one = jax.random.split(jax.random.key(0), 1)
+    with pytest.raises(ValueError, match=r"^keys must be "):
+        testing.assert_vmap_exact(jax.random.normal, jnp.repeat(one, count))
+
+
+def test_numbers_have_no_rows():
+    with pytest.raises(AssertionError, match=r"^x must be arrays with one leading axis of rows, "):
+        testing.assert_rows_differ(3.0)

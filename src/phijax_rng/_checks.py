@@ -175,6 +175,11 @@ def names(values: Any, name: str) -> tuple[str, ...]:
     """`values` as a tuple of distinct, non-empty strings, at least one."""
     if isinstance(values, (str, bytes)) or not is_iterable(values):
         raise TypeError(f"{name} must be a sequence of names, got {values!r}. Pass a tuple of strings.")
+    if isinstance(values, Mapping):
+        raise TypeError(
+            f"{name} must be a sequence of names, got the mapping {values!r}. Pass the names as a tuple, and "
+            "what belongs to them as an argument of its own."
+        )
     if isinstance(values, (set, frozenset)):
         raise TypeError(f"{name} must be in an order, got the set {values!r}. Pass a tuple of strings.")
     listed = tuple(values)
@@ -192,7 +197,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
     """`value`, if it is a mapping with at least one entry and string keys."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, got {value!r}. Pass a dict keyed by name.")
-    names(value, name)
+    names(tuple(value), name)
     return value
 
 

@@ -27,6 +27,29 @@ def num_rows(fields: Mapping[str, Any]) -> int:
     return int(jax.tree.leaves(fields)[0].shape[0])
 
 
+def require_narrow(fields: Any) -> None:
+    """Raises for integers that JAX would cut to 32 bits without a word; with x64 it cuts none.
+
+    Looked at are arrays in memory. Rows on disk are looked at when they are fetched.
+
+    Raises:
+        ValueError: naming the field and the number.
+    """
+    for path, array in jax.tree_util.tree_leaves_with_path(fields):
+        if not isinstance(array, np.ndarray) or isinstance(array, np.memmap) or not array.size:
+            continue
+        narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+        if array.dtype.kind not in "iu" or narrow == array.dtype:
+            continue
+        known = np.iinfo(narrow)
+        for number in (array.min(), array.max()):
+            if not known.min <= number <= known.max:
+                raise ValueError(
+                    f"fields{jax.tree_util.keystr(path)} holds {number}, and JAX cuts {array.dtype} to "
+                    f"{narrow}. Turn on jax_enable_x64, or hold the number in two fields."
+                )
+
+
 def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) -> jax.Array:
     """`size` int32 indices of `range(n)`: independent ones, or distinct ones by the named method."""
     if replace:

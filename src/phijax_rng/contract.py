@@ -142,13 +142,18 @@ def _own_key(source: Any) -> dict[str, str]:
     return {"source": keys.fingerprint(key)}
 
 
+# When a balancer is updated, and on what: arguments of the program, which its digest does not tell of.
+_SCHEDULE = ("update_every_n_steps", "update_start_step", "diagnostic_batch_sizes")
+
+
 def describe_part(part: Any) -> dict[str, Any]:
     """Plain data of a source, sampler or balancer: its own `describe()`, else its class and settings."""
+    schedule = {name: _plain(getattr(part, name)) for name in _SCHEDULE if hasattr(part, name)}
     if callable(getattr(part, "describe", None)):
-        return dict(part.describe())
+        return {**schedule, **part.describe()}
     kind = {"kind": f"{type(part).__module__}.{type(part).__qualname__}"}
     if not dataclasses.is_dataclass(part):
-        return kind
+        return {**kind, **schedule}
     return {**kind, **{f.name: _plain(getattr(part, f.name)) for f in dataclasses.fields(part)}}
 
 

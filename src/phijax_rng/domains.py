@@ -143,6 +143,7 @@ class SpaceTimeSampler:
 
     def __post_init__(self) -> None:
         fields = as_fields(self.fields)
+        _rows.require_narrow(fields)
         if np.prod(np.shape(fields.get("targets", np.empty((1, 0))))) > 0:
             raise ValueError(
                 "fields must not hold 'targets', which belong to the times of the pool. Drop them."

@@ -352,6 +352,7 @@ def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    _rows.require_narrow(array)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

@@ -48,7 +48,8 @@ class Looks:
     Attributes:
         state: the state after the last update that was taken.
         step: its step.
-        metrics: the losses of the last update by name, and what callbacks reported at that step.
+        metrics: the losses of the last update by name, and what callbacks reported at that step; of the
+            update before a resume until there is another.
         history: the losses of each update that completed a multiple of `log_every_n_steps`, and reports.
         asked_to_stop: whether a callback asked for the run to stop, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
@@ -68,7 +69,7 @@ class Looks:
     ):
         self.state = state
         self.step = self._first = int(state.step)
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = dict(remembered.get("metrics", {}))
         self.history = History.from_plain(remembered.get("history", {}))
         self.callback_error: Exception | None = None
         self.loss_names: tuple[str, ...] = ()

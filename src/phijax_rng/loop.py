@@ -116,14 +116,14 @@ class TrainLoop:
         return self._placed.put(state)
 
     def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
-        """Updates until `state.step` is `stop`, at most 4096 of them.
+        """Updates until `state.step` is `stop`, in calls of at most 4096; none where it is so already.
 
         While it runs there are two states on the device. An update that is not finite makes it run
         again up to that update, unless `on_nonfinite="ignore"`.
 
         Args:
             state: from `place` or from a chunk. Its arrays stay alive.
-            stop: the step to end at, above the state's own.
+            stop: the step to end at, not below the state's own.
             source: another source of the same structure and shapes, instead of the compiled one.
 
         Raises:
@@ -132,10 +132,13 @@ class TrainLoop:
         """
         leaves = self._leaves if source is None else self._arguments(source)[1]
         start = int(jax.device_get(state.step))
-        stop = _checks.whole_number(stop, "stop", min(2**31, start + CAPACITY + 1), start=start + 1)
+        stop = _checks.whole_number(stop, "stop", 2**31, start=start)
+        if stop == start:
+            none = np.zeros(0, np.bool_)
+            return Chunk(state, start, start, {name: np.zeros(0) for name in self.names}, none, none)
         chunks: list[Chunk] = []
         while not chunks or chunks[-1].step < stop:
-            chunk = self._call(state, leaves, stop)
+            chunk = self._call(state, leaves, min(stop, int(state.step) + CAPACITY))
             if self._on_nonfinite != "ignore" and chunk.nonfinite.any():
                 last, chunk = self._before_last(state, leaves, chunk)
                 if self._on_nonfinite == "raise":
@@ -233,7 +236,7 @@ class _Recorded:
         following, output = self._train_step(state, batches, key, **options)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
-        scalars(output.losses, "train_step takes")
+        scalars(output.losses, "the losses of train_step")
         if output.diagnostics:
             scalars(output.diagnostics, "the diagnostics of train_step")
         self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")

@@ -184,9 +184,9 @@ def require_parameters(fn: Any, name: str, *arguments: str, offered: tuple[str, 
     try:
         signature.bind(*arguments, *by_place, **by_name)
     except TypeError:
-        wanted, more = ", ".join(arguments), ", ".join((*arguments, *offered))
         raise TypeError(
-            f"{name} must take ({wanted}), or ({more}), got {signature}. Mend its parameters."
+            f"{name} must take ({', '.join(arguments)}), and may take {' and '.join(offered)} by that name, "
+            f"got {signature}. Mend its parameters."
         ) from None
 
 

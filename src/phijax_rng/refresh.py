@@ -116,6 +116,11 @@ class AdaptiveRefresh:
         return state
 
     def _refreshed(self, name: str, state: TrainState, source: Any) -> TrainState:
+        if name not in state.sampler_state:
+            raise ValueError(
+                f"samplers[{name!r}] keeps a state, and state.sampler_state has "
+                f"{_checks.shown(state.sampler_state)}. Begin with refresh.with_sampler_state(state, source)."
+            )
         sampler, own = source.samplers[name], state.sampler_state[name]
 
         def refresh(own: Any) -> Any:

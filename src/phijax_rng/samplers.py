@@ -388,6 +388,7 @@ def _traced_table(weights: Array, replace: bool) -> tuple[Array, ...]:
 def _hold_fields(sampler: Any) -> None:
     """Replaces a new sampler's `fields` and `sort_axis` by checked ones."""
     object.__setattr__(sampler, "fields", as_fields(sampler.fields))
+    _rows.require_narrow(sampler.fields)
     if sampler.sort_axis is not None:
         axis = _rows.checked_axis(sampler.sort_axis, "sort_axis", sampler.fields)
         object.__setattr__(sampler, "sort_axis", axis)

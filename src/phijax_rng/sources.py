@@ -86,7 +86,7 @@ class NamedBatchSource:
             TypeError: not mappings by name, something that is not a sampler, or not a key.
             ValueError: names that differ, or a size that a sampler cannot serve.
         """
-        names = _checks.names(_checks.mapping(samplers, "samplers"), "samplers")
+        names = _checks.names(tuple(_checks.mapping(samplers, "samplers")), "samplers")
         sizes = _entries.checked_sizes(samplers, batch_sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "key", keys.require_key(key, "key"))

@@ -81,6 +81,11 @@ def initialize_train_state(
     """
     if not hasattr(optimizer, "init"):
         raise TypeError(f"optimizer must offer init(params), got {optimizer!r}. Pass an Optax optimizer.")
+    if callable(getattr(balancer_state, "initialize", None)):
+        raise TypeError(
+            f"balancer_state must be what a balancer keeps, got the balancer {balancer_state!r}. "
+            "Pass balancer.initialize()."
+        )
     rng, sampling, balancer = _three_streams(key, sampling_key, balancer_key)
     return TrainState(
         model_state=model_state,

@@ -72,6 +72,7 @@ def assert_resume_exact(
             folders[cut] = root / f"cut-{cut}"
             states[cut] = make_run(_fresh(folders[cut]))(cut)
             _require_files(folders[cut], cut)
+        _require_moving(states, stops)
         _require_resumes(make_run, root, folders, states, stops)
         _require_told_apart(make_run, root, folders, stops, steps=steps, whole=whole)
         for cut in stops:
@@ -130,8 +131,10 @@ def assert_vmap_exact(fn: Callable[[Any], Any], keys: Any, *, max_ulp: int = 4) 
         AssertionError: with the row and the first leaf that differs.
     """
     __tracebackhide__ = True
-    if not np.shape(keys) or not keys.shape[0]:
-        raise ValueError(f"keys must be an array of at least one key, got shape {np.shape(keys)}. Split one.")
+    if not np.shape(keys) or keys.shape[0] < 2:
+        raise ValueError(f"keys must be an array of at least two, got shape {np.shape(keys)}. Split one.")
+    if len(np.unique(_bits(_on_host(keys)).reshape(keys.shape[0], -1), axis=0)) < 2:
+        raise ValueError("keys must be at least two different ones, got one alone. Split it.")
     mapped = _on_host(jax.vmap(fn)(keys))
     for index in range(keys.shape[0]):
         alone = _on_host(fn(keys[index]))
@@ -148,7 +151,7 @@ def assert_rows_differ(x: Any) -> None:
         AssertionError: with the first two rows that are the same.
     """
     __tracebackhide__ = True
-    leaves = [_bits(leaf) for leaf in jax.tree.leaves(_on_host(x))]
+    leaves = [_bits(np.asarray(leaf)) for leaf in jax.tree.leaves(_on_host(x))]
     if not leaves or any(leaf.ndim == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
         raise AssertionError(f"x must be arrays with one leading axis of rows, got {_shapes(x)}.")
     if len(leaves[0]) < 2:
@@ -283,6 +286,20 @@ def _require_files(folder: Path, cut: int) -> None:
             f"run({cut}) left no file in its directory, so there is nothing to resume from. "
             "Save the state before run returns, and wait for the save."
         )
+
+
+def _require_moving(states: Any, stops: tuple[int, ...]) -> None:
+    early, late = stops[0], stops[-1]
+    if first_difference(states[early], states[late]) is None:
+        raise AssertionError(
+            f"run({early}) and run({late}) returned the same, {_brief(states[late])}. "
+            "Return everything that training changes from run."
+        )
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _require_resumes(
