@@ -5,9 +5,18 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from phijax_rng import LossModule, Trainer, TrainLoop
+from phijax_rng import (
+    Checkpoints,
+    LossModule,
+    NamedBatchSource,
+    Trainer,
+    TrainLoop,
+    UniformDomainSampler,
+    masked_mean,
+)
 from phijax_rng.placement import resolve
 from phijax_rng.shares import Shares
 from tests import _devices, _problems
@@ -164,3 +173,22 @@ def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
     batches, mask = shares.split({"x": {"inputs": np.ones((3, 2)), "scale": 1.0}, "time": np.float32(2)})
     assert batches["x"]["scale"] == 1.0 and set(mask) == {"x"}
     assert mask["x"].tolist() == [True] * 3
+
+
+class Points:
+    """A data module of points in an interval."""
+
+    def train_batch_source(self, batch_keys, key):
+        return NamedBatchSource({"box": UniformDomainSampler([(0.0, 3.0)])}, {"box": 4}, key)
+
+
+def test_a_resume_without_the_mask_names_what_changed(tmp_path):
+    def losses(model_state, batches, mask):
+        return {"fit": masked_mean((model_state["w"] - batches["box"]["inputs"]) ** 2, mask["box"])}
+
+    module = LossModule(lambda key: {"w": jnp.ones(1)}, losses, batch_keys=("box",))
+    arguments = {"datamodule": Points(), "optimizer": optax.adam(1e-2), "seed": 0}
+    Trainer(2, uneven="pad", checkpoints=Checkpoints(tmp_path), progress=False).fit(module, **arguments)
+    trainer = Trainer(4, uneven="whole", checkpoints=Checkpoints(tmp_path), progress=False)
+    with pytest.warns(UserWarning, match=r"machine\.uneven: pad in the checkpoint, \(absent\) in this run"):
+        assert trainer.fit(module, resume=True, **arguments).iterations == 2

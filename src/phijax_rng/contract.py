@@ -66,6 +66,7 @@ _SURVIVES = (
 _MOVES_PROGRAM = (
     *("versions.jax", "settings.jax", "machine.platform", "source"),
     *("machine.devices", "machine.processes", "machine.mesh", "machine.shardings"),
+    "machine.uneven",
 )
 
 _HINTS = {"training.program": " (another learning rate, loss, model or captured array)"}

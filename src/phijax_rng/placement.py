@@ -132,10 +132,11 @@ class Placement:
         return jax.tree.map(jax.lax.with_sharding_constraint, state, shardings)
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for the contract; empty for one device."""
+        """Plain data for the contract; empty for one device, unless the program there knows a mask too."""
+        found: dict[str, Any] = {"uneven": self.uneven} if self.shares.pads else {}
         if self.mesh is None:
-            return {}
-        found: dict[str, Any] = {"devices": len(self.devices)}
+            return found
+        found["devices"] = len(self.devices)
         if len(self.mesh.axis_names) > 1:
             found["mesh"] = {str(name): int(size) for name, size in self.mesh.shape.items()}
         return found
