@@ -111,6 +111,21 @@ def a_gradient_per_loss_term(key: jax.Array) -> Any:
 
 
 @program
+def a_gradient_per_loss_term_by_two_functions(key: jax.Array) -> Any:
+    def losses(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kept = dropout(key, x)
+        return jnp.sum(kept**2), jnp.sum(kept)
+
+    return [jax.grad(term)(jnp.ones(3)) for term in (lambda x: losses(x)[0], lambda x: losses(x)[1])]
+
+
+@program
+def one_gradient_taken_again(key: jax.Array) -> Any:
+    loss = jax.grad(lambda x: jnp.sum(dropout(key, x)))
+    return [loss(jnp.ones(3)) for _ in range(2)]
+
+
+@program
 def the_vjp_of_every_term(key: jax.Array) -> Any:
     terms, pull = jax.vjp(lambda x: jnp.stack([jnp.sum(dropout(key, x)), jnp.sum(x)]), jnp.arange(3.0))
     return [pull(row) for row in jnp.eye(len(terms))]

@@ -74,6 +74,20 @@ def one_function_called_from_two_lines(key: jax.Array) -> Any:
 
 
 @fault("drawn twice")
+def two_losses_on_one_line(key: jax.Array) -> Any:
+    draw = jax.random.normal
+    losses = [lambda x: (x * draw(key)) ** 2, lambda x: jnp.sin(x + draw(key))]  # here
+    return [jax.grad(loss)(1.0) for loss in losses]
+
+
+@fault("drawn twice")
+def two_blocks_of_checkpoint_on_one_line(key: jax.Array) -> Any:
+    draw = jax.random.normal
+    losses = [lambda x: jnp.sin(x * draw(key)), lambda x: jnp.cos(x + draw(key))]  # here
+    return [jax.grad(jax.checkpoint(loss))(1.0) for loss in losses]
+
+
+@fault("drawn twice")
 def two_compiled_functions_with_one_key(key: jax.Array) -> Any:
     noise = jax.jit(lambda key: jax.random.normal(key, (2,)))  # here
     mask = jax.jit(lambda key: jax.random.bernoulli(key, 0.5, (2,)))  # here

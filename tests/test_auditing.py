@@ -22,6 +22,7 @@ from phijax_rng.auditing import Session
 from phijax_rng.findings import MENDS, NOTES
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
+from tests._subprocess import run_python
 
 pytestmark = pytest.mark.draws_twice
 
@@ -158,6 +159,26 @@ def test_a_draw_is_recorded_with_shape_dtype_line_and_count() -> None:
     assert first.place.line.number == draw.__code__.co_firstlineno + 2
     assert first.place.line.file == __file__
     assert second.place.line.function == "draw"
+
+
+def test_a_draw_from_a_legacy_key_is_recorded_with_its_dtype() -> None:
+    def draw(key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        return jax.random.normal(first), jax.random.uniform(second, (2,), jnp.float16)
+
+    drawn = audit(draw, jax.random.PRNGKey(1)).draws
+    assert [(draw.primitive, draw.dtype) for draw in drawn] == [("normal", "float32"), ("uniform", "float16")]
+
+
+def test_the_first_audit_of_a_process_is_clean() -> None:
+    code = """
+        import jax
+        from phijax_rng import audit
+
+        report = audit(lambda: jax.random.normal(jax.random.key(0)))
+        assert len(report.draws) == 1 and report.clean, str(report)
+    """
+    run_python(code)
 
 
 def test_a_finding_shows_both_derivations_both_lines_and_the_mend() -> None:

@@ -12,9 +12,12 @@ import pytest
 
 from phijax_rng import (
     AuditReport,
+    GradNormBalancer,
     LossModule,
     NamedBatchSource,
     PoolDataModule,
+    ResidualDistributionSampler,
+    ResidualRefinementSampler,
     StaticLossBalancer,
     Trainer,
     UniformDomainSampler,
@@ -180,6 +183,147 @@ def test_a_sampler_that_follows_the_step_may_keep_its_key() -> None:
     assert report.clean, str(report)
     assert [(f.kind, f.allowed) for f in report.notes] == [("restarted", True)]
     assert report.draws[0].keys == ("root.sampling.stream('sampler', 'data')",)
+
+
+class Twin:
+    """A sampler that follows the step, and draws two things from its one key."""
+
+    def sample(self, key: jax.Array, size: Any) -> Any:
+        return self.sample_at(key, 0, size)
+
+    def sample_at(self, key: jax.Array, step: Any, size: Any) -> Any:
+        place = jax.random.uniform(key, (size, 1))
+        time = jax.random.uniform(key, (size, 1))
+        return {"inputs": place + time * step}
+
+
+@pytest.mark.draws_twice
+def test_a_sampler_that_follows_the_step_draws_once_a_step() -> None:
+    report = TRAINER.audit(
+        module(lambda params, batches: {"fit": params * jnp.sum(batches["data"]["inputs"])}),
+        datamodule=Points(data=Twin()),
+        optimizer=optax.sgd(0.1),
+        steps=2,
+    )
+    assert [fault.kind for fault in report.faults] == ["drawn twice"]
+    assert report.faults[0].keys == ("root.sampling.stream('sampler', 'data')",)
+
+
+SQUARE = UniformDomainSampler([(0.0, 1.0), (0.0, 1.0)])
+TERMS = ("data", "pde")
+FEW: dict[str, Any] = {"num_candidates": 8}
+"""Options of adaptive samplers in these tests."""
+
+
+def residuals_of_the_field(params: Any, batches: Any) -> dict[str, jax.Array]:
+    points = batches["pde"]["inputs"]
+    return {"pde": jnp.tanh(points @ params["w"]) - points[:, 0]}
+
+
+def losses_of_the_field(params: Any, batches: Any) -> dict[str, jax.Array]:
+    residual = residuals_of_the_field(params, batches)["pde"]
+    return {"data": jnp.mean((batches["data"]["inputs"] @ params["w"]) ** 2), "pde": jnp.mean(residual**2)}
+
+
+FIELD = LossModule(
+    lambda key: {"w": jax.random.normal(key, (2,))},
+    losses_of_the_field,
+    batch_keys=TERMS,
+    residuals=residuals_of_the_field,
+)
+
+
+def audited_field(pde: Any = SQUARE, balancer: Any = None) -> AuditReport:
+    return TRAINER.audit(
+        FIELD, datamodule=Points(data=SQUARE, pde=pde), optimizer=optax.sgd(0.1), balancer=balancer
+    )
+
+
+class Watching(StaticLossBalancer):
+    """A balancer of a user's own that looks at the batch of every step."""
+
+    update_every_n_steps = 1
+    update_start_step = 0
+
+    def update(self, module: Any, model_state: Any, batches: Any, key: Any, state: Any) -> Any:
+        module.evaluate(model_state, batches, key)
+        return state
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "distribution": {"pde": ResidualDistributionSampler(SQUARE, 100, **FEW)},
+    "distribution at every step": {"pde": ResidualDistributionSampler(SQUARE, 1, **FEW)},
+    "refinement": {
+        "pde": ResidualRefinementSampler(SQUARE, 100, capacity=8, num_initial=4, num_added=2, **FEW)
+    },
+    "refinement at every step": {
+        "pde": ResidualRefinementSampler(SQUARE, 1, capacity=8, num_initial=4, num_added=2, **FEW)
+    },
+    "gradnorm at every step": {"balancer": GradNormBalancer(TERMS, update_every_n_steps=1)},
+    "gradnorm at every second step": {"balancer": GradNormBalancer(TERMS, update_every_n_steps=2)},
+    "gradnorm with diagnostics": {
+        "pde": ResidualDistributionSampler(SQUARE, 1, **FEW),
+        "balancer": GradNormBalancer(TERMS, update_every_n_steps=1, diagnostic_batch_sizes=2),
+    },
+    "a balancer of the user's own": {"balancer": Watching(TERMS)},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_ask_for_the_batch_of_the_step_once_more_are_clean(name: str) -> None:
+    report = audited_field(**PARTS[name])
+    assert report.clean, str(report)
+    assert {note.kind for note in report.notes} <= {"replay"}
+
+
+class Restarting:
+    """A source of a user's own whose stream starts again at every second step."""
+
+    traceable = True
+
+    def __init__(self, source: NamedBatchSource):
+        self.source = source
+
+    def __call__(self, step: Any) -> Any:
+        return self.source(step % 2)
+
+
+class RestartingPoints(Points):
+    def train_batch_source(self, batch_keys: Any, key: jax.Array) -> Any:
+        return Restarting(super().train_batch_source(batch_keys, key))
+
+
+def test_a_stream_that_starts_again_is_found_beside_a_balancer() -> None:
+    report = TRAINER.audit(
+        FIELD,
+        datamodule=RestartingPoints(data=SQUARE, pde=SQUARE),
+        optimizer=optax.sgd(0.1),
+        balancer=Watching(TERMS),
+    )
+    assert {fault.kind for fault in report.faults} == {"restarted"}
+    assert {key for fault in report.faults for key in fault.keys} == {
+        f"root.sampling.step[0].split(2)[{index}]" for index in range(2)
+    }
+
+
+class DrawingAgain(Watching):
+    """A balancer that draws from the key of a sampler, and does not ask the source."""
+
+    def __init__(self, source: NamedBatchSource):
+        super().__init__(TERMS)
+        self.key = source.sampler_keys(1)["pde"]
+
+    def update(self, module: Any, model_state: Any, batches: Any, key: Any, state: Any) -> Any:
+        SQUARE.sample(self.key, 2)
+        return state
+
+
+@pytest.mark.draws_twice
+def test_a_balancer_that_takes_the_key_of_a_sampler_is_found() -> None:
+    source = Points(data=SQUARE, pde=SQUARE).train_batch_source(TERMS, keys.split_root(42).sampling)
+    report = audited_field(balancer=DrawingAgain(source))
+    assert report.faults
+    assert {key for fault in report.faults for key in fault.keys} == {"root.sampling.step[1].pde"}
 
 
 def test_arguments_are_checked_as_those_of_fit() -> None:

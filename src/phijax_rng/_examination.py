@@ -35,6 +35,7 @@ def examine(
     given: Iterable[Bits] = (),
     given_seeds: Iterable[int] = (),
     allow: Iterable[str] = (),
+    kept: Iterable[str] = (),
 ) -> Ledger:
     """The draws, findings and keys of a run.
 
@@ -44,20 +45,27 @@ def examine(
         given: keys that came in from outside, which is a path of its own to them.
         given_seeds: integers that came in from outside.
         allow: names, or patterns with `*`, of keys whose findings are meant, and of all that comes from them.
+        kept: likewise, of keys that every request of a loop may draw from once, by the same line.
     """
     return _Examination(
-        History(events, names), frozenset(given), frozenset(given_seeds), tuple(allow)
+        History(events, names), frozenset(given), frozenset(given_seeds), tuple(allow), tuple(kept)
     ).ledger()
 
 
 class _Examination:
     def __init__(
-        self, history: History, given: frozenset[Bits], given_seeds: frozenset[int], allow: tuple[str, ...]
+        self,
+        history: History,
+        given: frozenset[Bits],
+        given_seeds: frozenset[int],
+        allow: tuple[str, ...],
+        kept: tuple[str, ...],
     ):
         self.history = history
         self.given = given
         self.given_seeds = given_seeds
         self.allow = allow
+        self.kept = kept
         self.findings: list[Finding] = []
 
     def ledger(self) -> Ledger:
@@ -140,6 +148,10 @@ class _Examination:
     def _kind_of_repeat(self, bits: Bits, draws: list[Use], ways: list[Derivation]) -> str:
         if len(ways) > 1:
             return "two paths"
+        asks = {use.event.ask for use in draws}
+        if asks != {None}:
+            alike = len({use.signature for use in draws}) == 1
+            return "restarted" if alike and None not in asks and len(asks) == len(draws) else "drawn twice"
         first, second = draws[:2]
         again = [d for d in self.history.derivations[bits] if first.index < d.index <= second.index]
         same_line = first.signature == second.signature
@@ -233,17 +245,19 @@ class _Examination:
 
     def _judge_host_seeds(self) -> None:
         """Generators of the host that the user's own lines make from numbers."""
-        seen: set[str] = set()
+        seen: dict[str, Event] = {}
         for event in self.history.events:
             spoken = (event.speaking or ("",))[0]
             if event.kind != "host seed" or event.place.through is not None or spoken == "host_rng":
+                continue
+            if event.data in seen and _asked_again(event, seen[event.data]):
                 continue
             text = f"the generator {event.data} is made from a seed here"
             if event.data in seen:
                 text = f"the generator {event.data} is made again, and repeats its numbers"
             kind = "seeded again" if event.data in seen else "constant seed"
             self._event_finding(kind, event, text, (event.data,))
-            seen.add(event.data)
+            seen[event.data] = event
 
     def _judge_batch(self, event: Event) -> None:
         assert event.keys is not None
@@ -285,12 +299,11 @@ class _Examination:
         self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
 
     def _allowed(self, finding: Finding) -> Finding:
-        if finding.rank == "fault" and finding.keys and all(map(self._is_allowed, finding.keys)):
+        patterns = (*self.allow, *self.kept) if finding.kind == "restarted" else self.allow
+        meant = [any(name_matches(name, pattern) for pattern in patterns) for name in finding.keys]
+        if finding.rank == "fault" and meant and all(meant):
             return dataclasses.replace(finding, rank="note", allowed=True)
         return finding
-
-    def _is_allowed(self, name: str) -> bool:
-        return any(name_matches(name, pattern) for pattern in self.allow)
 
     def _nodes(self, findings: tuple[Finding, ...]) -> tuple[KeyNode, ...]:
         ranks: dict[str, str] = {}
@@ -358,12 +371,23 @@ def _replays(later: Use, earlier: Use) -> bool:
         return False
     if later.event.backward and not earlier.event.backward:
         return True
+    if _asked_again(later.event, earlier.event):
+        return True
+    if None not in (later.event.code, earlier.event.code) and later.event.code != earlier.event.code:
+        return False  # two functions on one line
     ours, theirs = later.event.differentiations, earlier.event.differentiations
     return any(
         number != other and digest == digest_of_other
         for number, digest in ours
         for other, digest_of_other in theirs
     )
+
+
+def _asked_again(later: Event, earlier: Event) -> bool:
+    """Whether a loop asked once more for what it had asked for."""
+    if later.ask is None or earlier.ask is None:
+        return False
+    return later.ask[0] != earlier.ask[0] and later.ask[1] == earlier.ask[1]
 
 
 def _range_of(spoken: tuple[str, Any]) -> Any:

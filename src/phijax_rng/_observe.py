@@ -65,6 +65,8 @@ class Event:
         backward: whether it ran in a backward pass, or where `checkpoint` computes its block again.
         meshes: names of the mesh axes around it.
         loops: Python loops of `lax.while_loop` around it.
+        ask: `(number, what was asked for)` for the request of the run's own loop that it answers.
+        code: the innermost function of the user around it, where it runs now.
     """
 
     kind: str
@@ -82,6 +84,8 @@ class Event:
     backward: bool = False
     meshes: tuple[str, ...] = ()
     loops: tuple[int, ...] = ()
+    ask: tuple[int, str] | None = None
+    code: Any = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -105,6 +109,7 @@ class Observer:
             name: []
             for name in (
                 *("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "pushes", "backward"),
+                "asks",
             )
         }
         self._numbers = iter(range(sys.maxsize))
@@ -132,6 +137,8 @@ class Observer:
         """For a `with` block, `entry` is on top of the stack of this name."""
         if stack == "differentiations":
             entry = (next(self._numbers), digest_of(entry))
+        elif stack == "asks":
+            entry = (next(self._numbers), entry)
         self.stacks[stack].append(entry)
         try:
             yield
@@ -151,7 +158,7 @@ class Observer:
     def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
         """See `_internals.Watcher`."""
         keys, out, details = self._unmasked(keys, out, details)
-        place, call, speaking, loops = self._look(kind)
+        place, call, speaking, loops, code = self._look(kind)
         if keys is not None and not keys.rows.size:
             return
         stacks = self.stacks
@@ -169,6 +176,8 @@ class Observer:
                 backward=bool(stacks["backward"]),
                 meshes=tuple(name for names in stacks["meshes"] for name in names),
                 loops=loops,
+                ask=stacks["asks"][-1] if stacks["asks"] else None,
+                code=code,
                 **details,
             )
         )
@@ -217,8 +226,8 @@ class Observer:
                 details["data"] = details["data"][chosen]
         return keys, out, details
 
-    def _look(self, kind: str) -> tuple[Place, Call, Any, tuple[int, ...]]:
-        """Who asked: place, call, speaking function, loops."""
+    def _look(self, kind: str) -> tuple[Place, Call, Any, tuple[int, ...], Any]:
+        """Who asked: place, call, speaking function, loops, code of the user's function."""
         through = outermost_random = speaking = None
         users: list[Any] = []
         evaluated = audited = False
@@ -242,8 +251,10 @@ class Observer:
                     users.append((code, frame.f_lineno))
             frame = frame.f_back
         if outermost_random is None and evaluated and (written := self._written(kind)):
-            return (*written, None, tuple(loops))
-        return place_of(users, through), self._called(kind, outermost_random), speaking, tuple(loops)
+            place, call, code = written
+            return place, call, None, tuple(loops), code
+        code = users[0][0] if users else None
+        return place_of(users, through), self._called(kind, outermost_random), speaking, tuple(loops), code
 
     def _called(self, kind: str, frame: Any) -> Call:
         if frame is None:
@@ -254,10 +265,13 @@ class Observer:
             seed = given.get("seed")
             seed = int(seed) if isinstance(seed, (int, np.integer)) else None
             self._call = (frame, Call(next(self._numbers), frame.f_code.co_name, shape, dtype, seed))
+        elif self._call[1].dtype is None and (dtype := _asked_dtype(frame.f_locals.get("dtype"))):
+            # A legacy key is wrapped before `jax.random` settles what dtype None means.
+            self._call = (frame, dataclasses.replace(self._call[1], dtype=dtype))
         return self._call[1]
 
-    def _written(self, kind: str) -> tuple[Place, Call] | None:
-        """Who wrote the equation that is evaluated, from its traceback."""
+    def _written(self, kind: str) -> tuple[Place, Call, Any] | None:
+        """Who wrote the equation that is evaluated, from its traceback: place, call, code."""
         evaluations = self.stacks["evaluations"]
         frames: list[Any] = []
         written = None
@@ -272,8 +286,8 @@ class Observer:
                 token = (evaluation.number, through)
                 if self._call is None or self._call[0] != token:
                     self._call = (token, Call(next(self._numbers), str(function)))
-                return place, self._call[1]
-        return None if written is None else (written[0], Call(next(self._numbers), kind))
+                return place, self._call[1], through[0] if place.through is None else None
+        return None if written is None else (written[0], Call(next(self._numbers), kind), None)
 
 
 def _spoken(frame: Any) -> tuple[str, Any] | None:

@@ -13,6 +13,7 @@ Op by op is slow (a compile for every small operation, the first time): audit tw
 steps. Nothing is replaced or slowed down before `audit` is called, and all is put back after it.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -144,12 +145,20 @@ def audit(
 class Session:
     """An audit step by step: name keys, run things under `observer.observing()`, ask for the report."""
 
-    def __init__(self, *, names: Mapping[str, Any] | None = None, allow: Iterable[str] = ()):
+    def __init__(
+        self,
+        *,
+        names: Mapping[str, Any] | None = None,
+        allow: Iterable[str] = (),
+        kept: Iterable[str] = (),
+    ):
+        """See `audit`; `kept` names keys that each `asked` block may draw from once, by the same line."""
         self.observer = Observer()
         self._names: dict[Bits, str] = {}
         self._given: set[Bits] = set()
         self._seeds: set[int] = set()
         self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        self._kept = tuple(kept)
         for name, keys in _named(names):
             self.name(name, keys)
 
@@ -171,6 +180,10 @@ class Session:
             self.name(variable, value)
             self._seeds.update(_integers(value))
 
+    def asked(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """In the block a loop asks for something; what another such block draws for the same is a replay."""
+        return self.observer.enter("asks", what)
+
     def report(self, result: Any = None) -> AuditReport:
         """What was seen."""
         ledger = examine(
@@ -179,6 +192,7 @@ class Session:
             given=self._given,
             given_seeds=self._seeds,
             allow=self._allow,
+            kept=self._kept,
         )
         unseen = tuple(dict.fromkeys(self.observer.not_seen))
         return AuditReport(ledger.draws, ledger.findings, unseen, ledger.keys, result)

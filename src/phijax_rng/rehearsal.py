@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+
 from phijax_rng import keys
 from phijax_rng._ask import ask
 from phijax_rng.auditing import AuditReport, Session
@@ -19,12 +21,8 @@ from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.step import LossTrainStep
 from phijax_rng.trial import initial_state
 
-MEANT = (
-    "root.sampling.stream('sampler', *)",
-    "root.sampling.stream('adaptive', *).fold_in(2147483648)",
-)
-"""Keys that serve more than once, and are meant to: a sampler that follows the step (`StepSampler`) has one
-for all steps, and what an adaptive sampler starts from is drawn again for a balancer's diagnostics."""
+KEPT = ("root.sampling.stream('sampler', *)",)
+"""Keys that serve every step: a sampler that follows the step (`StepSampler`) has one for all of them."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
 """What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
@@ -46,7 +44,7 @@ def rehearse(
     """The report of a run's initialization and first updates; its `result` is the train state after them."""
     root = keys.root_key(seed)
     home = (placement or resolve()).home
-    session = Session(names={"root": root}, allow=(*MEANT, *allow))
+    session = Session(names={"root": root}, allow=allow, kept=KEPT)
     with session.observer.observing():
         streams = keys.split_root(root)
         for name in ("model", "runtime", "sampling", "balancer"):
@@ -55,17 +53,42 @@ def rehearse(
         model_state = module.init(streams.model)
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
         source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
-        state = with_sampler_state(state, source)
-        source = _admitted(source, module.batch_keys, home)
-        refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
+        with session.asked("what samplers start from"):
+            state = with_sampler_state(state, source)
+        source = _Asked(_admitted(source, module.batch_keys, home), session)
+        # Diagnostics draw from what samplers start from, and draw that anew.
+        with session.asked("what samplers start from"):
+            refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
         update = LossTrainStep(module, optimizer, balancer, microbatches)
         for step in range(steps):
             _name_step(session, source, state, step)
+            source.step = step
             state = state if refresh is None else refresh(state, source)
             batches = ask(source, step, state.sampler_state)
             state, key = advance(state)
             state, _ = update(state, batches, key)
     return session.report(state)
+
+
+class _Asked:
+    """A source that tells the audit what it is asked for: a refresh asks for the batch of its step as well.
+
+    Only the step that is rehearsed counts; a request for another one is the user's own affair.
+    """
+
+    def __init__(self, source: Any, session: Session):
+        self.step = 0
+        self._source = source
+        self._session = session
+
+    def __call__(self, step: Any, *states: Any) -> Any:
+        if isinstance(step, jax.core.Tracer) or int(step) != self.step:
+            return self._source(step, *states)
+        with self._session.asked(f"the batch of step {self.step}"):
+            return self._source(step, *states)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def _admitted(source: Any, batch_keys: tuple[str, ...], home: Any) -> Any:

@@ -280,9 +280,11 @@ class Trainer:
     ) -> AuditReport:
         """Who draws what from which key when this run starts: initialization and the first `steps` updates.
 
-        The arguments are those of `fit`, and what `fit` refuses is refused here. Nothing is saved, and
-        nothing that training needs is changed. It runs op by op, so keep `steps` small; see
-        `auditing.audit` for `allow` and for what it raises.
+        The arguments are those of `fit` for a fresh run, and they and the names of the batches are checked as
+        `fit` checks them; whether the source is pure, and what shows only in the compiled loop, is not.
+        Callbacks are not called, so what they draw is not audited. Nothing is saved, and nothing that
+        training needs is changed. It runs op by op, so keep `steps` small; see `auditing.audit` for `allow`
+        and for what it raises.
         """
         require_module(module, balancer)
         require_datamodule(datamodule)

@@ -59,6 +59,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         RuntimeError: another audit is open in this process, or JAX has moved what is needed here.
     """
     source = _jax_internals()
+    jax.devices()  # JAX starts a thread of its own when it first looks for devices
     if not _lock.acquire(blocking=False):
         raise RuntimeError(
             "an audit is open in this process already, and two would see each other's draws. "
