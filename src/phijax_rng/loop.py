@@ -138,7 +138,8 @@ class TrainLoop:
             return Chunk(state, start, start, {name: np.zeros(0) for name in self.names}, none, none)
         chunks: list[Chunk] = []
         while not chunks or chunks[-1].step < stop:
-            chunk = self._call(state, leaves, min(stop, int(state.step) + CAPACITY))
+            reached = chunks[-1].step if chunks else start
+            chunk = self._call(state, leaves, min(stop, reached + CAPACITY))
             if self._on_nonfinite != "ignore" and chunk.nonfinite.any():
                 last, chunk = self._before_last(state, leaves, chunk)
                 if self._on_nonfinite == "raise":
