@@ -13,42 +13,63 @@ Source of the hash: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as eas
 """
 
 import dataclasses
+import functools
 import inspect
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.mlir.dialects import stablehlo
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
-_PARITY = np.uint32(0x1BD11BDA)
+_PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of the even and of the odd groups of four rounds
 
 
-def threefry2x32(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """Operations on uint32 numbers of some kind; `constant` makes one of a Python integer."""
+
+    add: Callable[[Any, Any], Any]
+    xor: Callable[[Any, Any], Any]
+    either: Callable[[Any, Any], Any]
+    left: Callable[[Any, Any], Any]
+    right: Callable[[Any, Any], Any]
+    constant: Callable[[int], Any]
+
+
+ARRAYS = Arithmetic(
+    operator.add, operator.xor, operator.or_, operator.lshift, operator.rshift, constant=np.uint32
+)
+
+
+def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any], on: Arithmetic = ARRAYS) -> tuple[Any, Any]:
     """The hash of two words under a key of two words.
 
     Args:
-        key: two uint32 arrays.
-        counter: two uint32 arrays; all four broadcast against each other.
+        key: two uint32 arrays, or what `on` computes with.
+        counter: two more of the same shape.
+        on: what to compute with.
 
     Returns:
-        Two uint32 arrays of the common shape.
+        Two of that shape.
     """
-    first, second = jax.lax.optimization_barrier(key)
-    schedule = (first, second, first ^ second ^ _PARITY)
-    low, high = counter[0] + first, counter[1] + second
+    first, second = key
+    schedule = (first, second, on.xor(on.xor(first, second), on.constant(_PARITY)))
+    low, high = on.add(counter[0], first), on.add(counter[1], second)
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
-            low = low + high
-            high = low ^ _rotated(high, distance)
-        low = low + schedule[(group + 1) % 3]
-        high = high + schedule[(group + 2) % 3] + np.uint32(group + 1)
+            low = on.add(low, high)
+            turned = on.either(
+                on.left(high, on.constant(distance)), on.right(high, on.constant(32 - distance))
+            )
+            high = on.xor(low, turned)
+        low = on.add(low, schedule[(group + 1) % 3])
+        high = on.add(on.add(high, schedule[(group + 2) % 3]), on.constant(group + 1))
     return low, high
-
-
-def _rotated(word: jax.Array, distance: int) -> jax.Array:
-    return (word << np.uint32(distance)) | (word >> np.uint32(32 - distance))
 
 
 def lower(program: Any, arguments: tuple[Any, ...], platform: str) -> jax.stages.Lowered:
@@ -65,7 +86,7 @@ def lower(program: Any, arguments: tuple[Any, ...], platform: str) -> jax.stages
     if platform != "cpu" or not is_open():
         return traced.lower()
     return traced.lower(
-        _private_parameters=mlir.LoweringParameters(override_lowering_rules=((threefry2x32_p, _RULE),))
+        _private_parameters=mlir.LoweringParameters(override_lowering_rules=((threefry2x32_p, _rule),))
     )
 
 
@@ -80,8 +101,33 @@ def is_open() -> bool:
     )
 
 
-def _hashed(first: Any, second: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    return threefry2x32((first, second), (low, high))
+def _rule(context: mlir.LoweringRuleContext, *words: Any) -> list[Any]:
+    """`threefry2x32_p` with its rounds written out and a barrier on the key; see the module.
+
+    Written in operations of the program: tracing them on arrays takes longer than all other lowering.
+    """
+    element = words[0].type.element_type
+    target = mlir.ir.RankedTensorType.get(context.avals_out[0].shape, element)
+    settled = stablehlo.OptimizationBarrierOp(words[:2]).results
+    first, second, low, high = (_broadcast(word, target) for word in (*settled, *words[2:]))
+    program = Arithmetic(
+        stablehlo.add,
+        stablehlo.xor,
+        stablehlo.or_,
+        stablehlo.shift_left,
+        stablehlo.shift_right_logical,
+        functools.cache(lambda number: _splat(number, target)),
+    )
+    return list(threefry2x32((first, second), (low, high), program))
 
 
-_RULE = mlir.lower_fun(_hashed, multiple_results=True)
+def _splat(number: int, target: Any) -> Any:
+    element = mlir.ir.IntegerAttr.get(target.element_type, number)
+    return stablehlo.constant(mlir.ir.DenseElementsAttr.get_splat(target, element))
+
+
+def _broadcast(value: Any, target: Any) -> Any:
+    if value.type == target:
+        return value
+    axes = range(target.rank - value.type.rank, target.rank)
+    return stablehlo.broadcast_in_dim(target, value, mlir.dense_int_array(list(axes)))
