@@ -63,9 +63,13 @@ class Problem:
         """A loop of seed 0, from an executable that tests share."""
         return TrainLoop(self.train_step, self.state(), self.source(), on_nonfinite=on_nonfinite)
 
+    @functools.cached_property
+    def _own_loop(self) -> TrainLoop:
+        return self.loop()
+
     def run(self, stop: int, *, chunk_size: int = 4096) -> TrainState:
         """The state of seed 0 after `stop` updates, by the loop alone."""
-        loop = self.loop()
+        loop = self._own_loop
         state = loop.place(self.state())
         for step in range(0, stop, chunk_size):
             state = loop.run(state, min(step + chunk_size, stop)).state

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -19,7 +20,17 @@ import tests._typechecks  # noqa: F401 - the hook knows it by name only
 
 # The hook sees only what is imported after it.
 assert "phijax_rng" not in sys.modules, "phijax_rng was imported before its annotations are checked"
-jaxtyping.install_import_hook("phijax_rng", "tests._typechecks.checked")
+# Only modules that speak of arrays: in the others it would find nothing, and slow every call down.
+_SOURCES = Path(__file__).parent.parent / "src"
+_SPEAKS_OF_ARRAYS = re.compile(r"^from jaxtyping import|\bKeyScalar\b", re.MULTILINE)
+jaxtyping.install_import_hook(
+    [
+        ".".join(path.relative_to(_SOURCES).with_suffix("").parts)
+        for path in (_SOURCES / "phijax_rng").rglob("*.py")
+        if _SPEAKS_OF_ARRAYS.search(path.read_text(encoding="utf-8"))
+    ],
+    "tests._typechecks.checked",
+)
 
 KEY_REUSE_CHECKED = ("test_loop", "test_trainer")
 """Modules whose tests run under JAX's key-reuse checks; examples are given them by environment."""
