@@ -7,6 +7,7 @@ of this module; each runs in both processes.
 import contextlib
 import importlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def start_pair(function: Any, *arguments: object) -> Iterator[list[subprocess.Po
 
 
 def run_pair(function: Any, *arguments: object, timeout: float = 300) -> list[str]:
-    """Both to their end, which must be a good one; what each printed, without the transport's notes."""
+    """Both to their end, which must be a good one; what each printed."""
     with start_pair(function, *arguments) as pair:
         outputs = [ended(child, timeout) for child in pair]
     assert [child.returncode for child in pair] == [0, 0], "\n---\n".join(outputs)
@@ -50,12 +51,13 @@ def run_pair(function: Any, *arguments: object, timeout: float = 300) -> list[st
 
 def ended(child: subprocess.Popen[str], timeout: float = 300) -> str:
     """What a child has printed until its end."""
-    output = child.communicate(timeout=timeout)[0]
-    # The transport notes "connected to 7 peers" in pieces, which a line of ours may come between.
-    lines = output.splitlines(keepends=True)
-    return "".join(
-        line for line in lines if "connected" not in line and line.strip() and not line.strip().isdigit()
-    )
+    return child.communicate(timeout=timeout)[0]
+
+
+def without_notes() -> None:
+    """Leaves what Python prints; what the transport notes comes in pieces, between our lines, and is dropped."""
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def join(index: int, port: int, heartbeat_seconds: int) -> None:
@@ -300,6 +302,7 @@ def long_run(folder: str, stop: str) -> None:
 
 if __name__ == "__main__":
     index, port, function, *arguments = sys.argv[1:]
+    without_notes()
     # Before they meet: the transport gives up on a process that comes 30 seconds after the first.
     importlib.import_module("tests._devices")
 
