@@ -9,6 +9,8 @@ VENV ?= .venv
 JOBS ?= 2
 
 PY := $(VENV)/bin/python
+# Neighbors in a file share compiled programs, so each process takes a stretch of the tests.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal
 # Twice quiet: errors only.
 PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input install --no-warn-script-location
 SOURCES := src tests examples benchmarks
@@ -50,7 +52,7 @@ demo: $(VENV)/.installed-plot  ## Train, be killed half-way, resume, and compare
 	$(PY) examples/demo.py
 
 test: $(VENV)/.installed-test  ## Run the tests.
-	$(PY) -m pytest -n $(JOBS) tests
+	$(PYTEST) tests
 
 lint: $(VENV)/.installed-lint  ## Check format, style and types.
 	$(PY) -m ruff format --check $(wildcard $(SOURCES))
@@ -79,10 +81,10 @@ compare:  ## Run the tests beside PhiJAX (needs a Python 3.12 or newer).
 
 compare-here: $(VENV)/.installed-test+compare
 	$(PY) -c "import phijax"
-	$(PY) -m pytest -n $(JOBS) tests/interop
+	$(PYTEST) tests/interop
 
 campaign: $(VENV)/.installed-test  ## Run the long campaigns, which are no part of `make test`.
-	$(PY) -m pytest -n $(JOBS) -m slow --hypothesis-profile=campaign tests
+	$(PYTEST) -m slow --hypothesis-profile=campaign tests
 
 clean:  ## Remove environments, caches and built pages.
 	rm -rf .venv .venv-newest .venv-compare site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -55,7 +55,7 @@ def ended(child: subprocess.Popen[str], timeout: float = 300) -> str:
 
 
 def without_notes() -> None:
-    """Leaves what Python prints; what the transport notes comes in pieces, between our lines, and is dropped."""
+    """Leaves what Python prints, and drops the notes of the transport, which come between our lines."""
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
