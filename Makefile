@@ -3,6 +3,7 @@
 #   PYTHON  the interpreter a new environment is made with
 #   VENV    the environment; one that is already there is used as it is
 #   JOBS    test processes
+#   WITHOUT tests of `make test` to leave out, by the beginning of their names
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -52,7 +53,7 @@ demo: $(VENV)/.installed-plot  ## Train, be killed half-way, resume, and compare
 	$(PY) examples/demo.py
 
 test: $(VENV)/.installed-test  ## Run the tests.
-	$(PYTEST) tests
+	$(PYTEST) $(addprefix --deselect=,$(WITHOUT)) tests
 
 lint: $(VENV)/.installed-lint  ## Check format, style and types.
 	$(PY) -m ruff format --check $(wildcard $(SOURCES))
