@@ -20,14 +20,14 @@ candidates, and every step draws its batch from them.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from phijax_rng import _checks, _pytrees, _rows
 from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.geometries import contents, described
+from phijax_rng.geometries import contents, described, kind_of
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
 # exact in int32, in whatever order they are added.
@@ -83,6 +83,8 @@ class ResidualDistributionSampler:
         TypeError: `domain` is no sampler, or an option is of the wrong type.
         ValueError: an option is out of range.
     """
+
+    kind: ClassVar[str] = "ResidualDistributionSampler"
 
     domain: Any
     refresh_every_n_steps: int
@@ -182,6 +184,8 @@ class ResidualRefinementSampler:
         TypeError: `domain` is no sampler, or an option is of the wrong type.
         ValueError: an option is out of range, or the numbers do not fit each other.
     """
+
+    kind: ClassVar[str] = "ResidualRefinementSampler"
 
     domain: Any
     refresh_every_n_steps: int
@@ -352,7 +356,7 @@ def _description(sampler: Any) -> dict[str, Any]:
     options = [field.name for field in dataclasses.fields(sampler) if field.name != "domain"]
     names = sampler.residual_names
     return {
-        "kind": type(sampler).__name__,
+        "kind": kind_of(sampler),
         "domain": described(sampler.domain),
         **{name: getattr(sampler, name) for name in options},
         "residual_names": None if names is None else list(names),

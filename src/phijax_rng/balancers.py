@@ -19,7 +19,7 @@ balancer learns is in its state, so a resumed run goes on with the same weights.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +124,8 @@ class StaticLossBalancer:
         ValueError: a weight is negative, NaN or infinite, or for an unknown loss; or all are 0; or there is a
             default without `loss_names`.
     """
+
+    kind: ClassVar[str] = "StaticLossBalancer"
 
     loss_names: tuple[str, ...] | None = None
     _: dataclasses.KW_ONLY

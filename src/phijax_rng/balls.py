@@ -9,7 +9,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,8 @@ class Sphere(_Round):
         ValueError: one of them is not finite, or the radius is not positive.
     """
 
+    kind: ClassVar[str] = "Sphere"
+
     @property
     def num_dimensions(self) -> int:
         """Of the surface: one less than space has."""
@@ -91,6 +93,8 @@ class Ball(_Round):
         TypeError: the center or the radius is not made of numbers.
         ValueError: one of them is not finite, or the radius is not positive.
     """
+
+    kind: ClassVar[str] = "Ball"
 
     num_dimensions = _Round.num_axes
 

@@ -12,7 +12,7 @@ Points of a boundary carry the outward normals of the faces that they lie on, fr
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,8 @@ class Box(_Bounded):
         TypeError: the bounds are not pairs of numbers.
         ValueError: a bound is not finite or out of order.
     """
+
+    kind: ClassVar[str] = "Box"
 
     bounds: Any
 
@@ -92,6 +94,8 @@ class BoxFaces(_Bounded):
         TypeError: the bounds are not pairs of numbers, or a face is no such pair.
         ValueError: a bound is out of order, a face is repeated or not there, or there is none.
     """
+
+    kind: ClassVar[str] = "BoxFaces"
 
     bounds: Any
     faces: tuple[tuple[int, str], ...] | None = None
@@ -144,6 +148,8 @@ class BoxEdges(_Bounded):
         TypeError: the bounds are not pairs of numbers.
         ValueError: a bound is not finite or out of order, or there is but one axis.
     """
+
+    kind: ClassVar[str] = "BoxEdges"
 
     bounds: Any
     shares: Any = dataclasses.field(init=False, repr=False)

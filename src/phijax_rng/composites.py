@@ -16,7 +16,7 @@ discs or the wall of a moving domain is drawn at once, from one key, with the fi
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,8 @@ class Union(GeometrySampler):
         TypeError: a part is not a geometry, or a weight not a number.
         ValueError: parts that do not fit each other, or weights that are not of this kind.
     """
+
+    kind: ClassVar[str] = "Union"
 
     parts: tuple[Any, ...]
     weights: Any = None
@@ -113,6 +115,8 @@ class SpaceTimeCylinder(GeometrySampler):
         ValueError: bounds out of order, or no such axis.
     """
 
+    kind: ClassVar[str] = "SpaceTimeCylinder"
+
     space: Any
     time_bounds: Any
     time_axis: int = 0
@@ -169,6 +173,8 @@ class InitialSlab(GeometrySampler):
         TypeError: `space` is not a geometry, or the time not a number.
         ValueError: the time is not finite, or there is no such axis.
     """
+
+    kind: ClassVar[str] = "InitialSlab"
 
     space: Any
     time: Any = 0.0

@@ -152,7 +152,9 @@ def describe_part(part: Any) -> dict[str, Any]:
     schedule = {name: _plain(getattr(part, name)) for name in _SCHEDULE if hasattr(part, name)}
     if callable(getattr(part, "describe", None)):
         return {**schedule, **part.describe()}
-    kind = {"kind": f"{type(part).__module__}.{type(part).__qualname__}"}
+    # A kind of its own, not one that a user's subclass inherits.
+    own = vars(type(part)).get("kind")
+    kind = {"kind": own or f"{type(part).__module__}.{type(part).__qualname__}"}
     if not dataclasses.is_dataclass(part):
         return {**kind, **schedule}
     return {**kind, **{f.name: _plain(getattr(part, f.name)) for f in dataclasses.fields(part)}}
@@ -260,6 +262,16 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
+# Version 0.1.0 saved balancers by the path of their class.
+_FORMER_KINDS = {
+    "phijax_rng.balancers.StaticLossBalancer": "StaticLossBalancer",
+    "phijax_rng.gradnorm.GradNormBalancer": "GradNormBalancer",
+    "phijax_rng.ntk.NTKBalancer": "NTKBalancer",
+    "phijax_rng.relobralo.ReLoBRaLoBalancer": "ReLoBRaLoBalancer",
+    "phijax_rng.uncertainty.UncertaintyBalancer": "UncertaintyBalancer",
+}
+
+
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths and leaves; a list of named entries is also compared by its order."""
     if isinstance(value, Mapping):
@@ -270,6 +282,8 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for entry in value:
             yield from _flat({k: v for k, v in entry.items() if k != "name"}, f"{path}.{entry['name']}")
     else:
+        if path.endswith(".kind"):
+            value = _FORMER_KINDS.get(value, value)
         yield path, list(value) if isinstance(value, tuple) else value
 
 

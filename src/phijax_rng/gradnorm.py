@@ -10,7 +10,7 @@ learning (Chen et al., ICML 2018), which also looks at the rates of training.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,8 @@ class GradNormBalancer(WeightedSum):
         TypeError: a setting is of the wrong type.
         ValueError: a setting is out of range, or a weight is for an unknown loss.
     """
+
+    kind: ClassVar[str] = "GradNormBalancer"
 
     loss_names: tuple[str, ...]
     _: dataclasses.KW_ONLY

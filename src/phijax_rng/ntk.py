@@ -14,7 +14,7 @@ place of its sum, as PhiJAX has it).
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,8 @@ class NTKBalancer(WeightedSum):
         TypeError: a setting is of the wrong type.
         ValueError: a setting is out of range, or a weight is for an unknown loss.
     """
+
+    kind: ClassVar[str] = "NTKBalancer"
 
     loss_names: tuple[str, ...]
     _: dataclasses.KW_ONLY

@@ -11,7 +11,7 @@ losses that the step computes anyway, so it costs next to nothing.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ class ReLoBRaLoBalancer(WeightedSum):
         TypeError: a setting is of the wrong type.
         ValueError: a setting is out of range.
     """
+
+    kind: ClassVar[str] = "ReLoBRaLoBalancer"
 
     loss_names: tuple[str, ...]
     _: dataclasses.KW_ONLY

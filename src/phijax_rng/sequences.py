@@ -30,7 +30,7 @@ import numpy as np
 
 from phijax_rng import _checks, _pytrees, shuffle
 from phijax_rng._types import BatchSize, KeyScalar, Rows
-from phijax_rng.geometries import checked, contents, described
+from phijax_rng.geometries import checked, contents, described, kind_of
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""
@@ -65,7 +65,7 @@ class _PointSet:
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
-        return {"kind": type(self).__name__, "domain": described(self.domain)}
+        return {"kind": kind_of(self), "domain": described(self.domain)}
 
     def _checked(self, size: BatchSize, name: str) -> int:
         count = _checks.num_points(size, name)
@@ -96,6 +96,8 @@ class SobolSampler(_PointSet):
         TypeError: `domain` is not a geometry.
         ValueError: it takes more uniform numbers than there are direction numbers (21201).
     """
+
+    kind: ClassVar[str] = "SobolSampler"
 
     domain: Any
     largest = MAX_SOBOL_SIZE
@@ -183,6 +185,8 @@ class LatinHypercubeSampler(_PointSet):
     Raises:
         TypeError: `domain` is not a geometry.
     """
+
+    kind: ClassVar[str] = "LatinHypercubeSampler"
 
     domain: Any
     largest = MAX_LATIN_SIZE

@@ -11,7 +11,7 @@ from vanishing. It reads the losses that the step computes anyway, so it costs n
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class UncertaintyBalancer:
         TypeError: a setting is of the wrong type.
         ValueError: a setting is out of range.
     """
+
+    kind: ClassVar[str] = "UncertaintyBalancer"
 
     loss_names: tuple[str, ...]
     _: dataclasses.KW_ONLY
