@@ -13,6 +13,7 @@ from phijax_rng import (
     SpaceTimeSampler,
     UniformDomainSampler,
     contract,
+    document,
     environment,
     keys,
 )
@@ -321,7 +322,7 @@ def test_a_source_that_does_not_describe_itself_is_named_by_its_type():
 
 
 def test_what_dumps_made_loads_gives_back():
-    assert contract.loads(read_back(contract.dumps(build())), "step 3 in /run") == read_back(build())
+    assert document.loads(read_back(document.dumps(build())), "step 3 in /run") == read_back(build())
 
 
 @pytest.mark.parametrize(
@@ -341,33 +342,33 @@ def test_what_dumps_made_loads_gives_back():
     ids=["edited", "another digest", "no digest", "more"],
 )
 def test_a_damaged_contract_is_damage_and_never_a_changed_run(damage, message):
-    data = read_back(contract.dumps(build()))
+    data = read_back(document.dumps(build()))
     damage(data)
     with pytest.raises(
         DamagedCheckpointError, match=f"^{re.escape(f'the contract of step 3 in /run {message}')}$"
     ):
-        contract.loads(data, "step 3 in /run")
+        document.loads(data, "step 3 in /run")
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])
 def test_what_is_no_record_is_damage(data):
     with pytest.raises(DamagedCheckpointError, match="is not one of phijax_rng"):
-        contract.loads(data, "step 3 in /run")
+        document.loads(data, "step 3 in /run")
 
 
 def test_a_contract_of_another_schema_says_which_version_reads_it():
-    data = contract.dumps(build() | {"schema": 99})
+    data = document.dumps(build() | {"schema": 99})
     message = (
         "the contract of step 3 in /run has schema 99, and this version reads 1. "
         "Use the version of phijax_rng that wrote it."
     )
     with pytest.raises(DamagedCheckpointError, match=f"^{re.escape(message)}$"):
-        contract.loads(data, "step 3 in /run")
+        document.loads(data, "step 3 in /run")
 
 
 def test_the_digest_does_not_depend_on_the_order_of_keys():
     shuffled = dict(reversed(build().items()))
-    assert contract.dumps(shuffled)["sha256"] == contract.dumps(build())["sha256"]
+    assert document.dumps(shuffled)["sha256"] == document.dumps(build())["sha256"]
 
 
 class Scheduled:

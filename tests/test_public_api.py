@@ -29,7 +29,7 @@ LAYERS = (
     ),
     ("_reachable", "_places"),  # what a computation under the eyes of an audit can see; whose a line is
     (
-        *("keys", "shuffle", "pools", "digest", "environment", "_coordinates", "_words", "_lock"),
+        *("keys", "shuffle", "pools", "digest", "document", "environment", "_coordinates", "_words", "_lock"),
         *("history", "retention", "_observe"),
     ),
     # What the samplers of a later row share, and what an audit finds.

@@ -36,7 +36,7 @@ from orbax.checkpoint import future as ocp_future
 
 from phijax_rng import _checks, manifest, processes
 from phijax_rng._lock import DirectoryLock
-from phijax_rng.contract import SCHEMA, dumps
+from phijax_rng.document import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
 from phijax_rng.folder import DOCUMENT, DOCUMENT_FILE, Folder
 from phijax_rng.manifest import MODEL

@@ -22,17 +22,13 @@ A contract is plain data, kept as canonical JSON with its own SHA-256 beside the
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phijax_rng import keys
 from phijax_rng.digest import digest_fields
-from phijax_rng.errors import DamagedCheckpointError
-
-SCHEMA = 1
-"""Raised when a reader of older contracts would misread a new one."""
+from phijax_rng.document import SCHEMA
 
 DERIVATION = "seed-split4-fold-split/1"
 """Names the derivation of keys; another name means that the same seed draws other numbers."""
@@ -214,41 +210,6 @@ _MEANS = {
     "keys": "the keys stay, the batches differ",
     "none": "this is another run",
 }
-
-
-def dumps(contract: Mapping[str, Any]) -> dict[str, Any]:
-    """The contract with its SHA-256 over its canonical JSON, as `loads` checks it."""
-    return {"contract": contract, "sha256": _digest(contract)}
-
-
-def loads(data: Any, where: str) -> dict[str, Any]:
-    """The contract out of what `dumps` made.
-
-    Raises:
-        DamagedCheckpointError: it is not such data, or its digest is wrong.
-    """
-    if not isinstance(data, Mapping) or set(data) != {"contract", "sha256"}:
-        raise DamagedCheckpointError(
-            f"the contract of {where} is not one of phijax_rng. Restore another step."
-        )
-    if _digest(data["contract"]) != data["sha256"]:
-        raise DamagedCheckpointError(
-            f"the contract of {where} does not match its SHA-256: it was damaged or edited. "
-            "Restore another step."
-        )
-    contract = dict(data["contract"])
-    if contract.get("schema") != SCHEMA:
-        raise DamagedCheckpointError(
-            f"the contract of {where} has schema {contract.get('schema')!r}, and this version "
-            f"reads {SCHEMA}. "
-            "Use the version of phijax_rng that wrote it."
-        )
-    return contract
-
-
-def _digest(contract: Any) -> str:
-    text = json.dumps(contract, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

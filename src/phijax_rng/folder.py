@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phijax_rng import _checks
-from phijax_rng.contract import loads
+from phijax_rng.document import loads
 from phijax_rng.errors import DamagedCheckpointError
 
 DOCUMENT = "document"
