@@ -60,8 +60,9 @@ def run_python(
 
 def in_eight(function: Callable[[], None]) -> str:
     """Runs a function of a test module in a process with eight devices; returns what it printed."""
-    # Names of modules imported by path may be shortened by pytest; files of this folder have none alike.
-    module = f"tests.{function.__module__.rpartition('.')[2]}"
+    # pytest may shorten the name of a module that it imported by its path.
+    path = Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("")
+    module = ".".join(path.parts)
     code = f"from {module} import {function.__name__} as run; run()"
     return run_python(code, env=EIGHT_DEVICES).stdout
 

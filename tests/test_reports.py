@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from phijax_rng import AuditReport, audit, reports
+from phijax_rng import AuditReport, audit
+from phijax_rng.reports import tree_rows
 from tests._faulty import FAULTS
 
 pytestmark = pytest.mark.draws_twice
@@ -55,7 +56,7 @@ def test_a_wide_family_is_cut_and_a_fault_in_the_rest_still_shows(report: AuditR
     for node in data["keys"]:
         if node["name"].endswith("[19]"):
             node["rank"] = "fault"
-    rows = reports.tree_rows(data)
+    rows = tree_rows(data)
     (cut,) = [row for row in rows if row.label.startswith("…")]
     assert (cut.label, cut.rank) == ("… and 8 more", "fault")
     assert all(row.parent is None or row.parent < index for index, row in enumerate(rows))
@@ -72,7 +73,7 @@ def test_the_page_needs_nothing_else_and_escapes_names(report: AuditReport, tmp_
 def test_the_picture_is_valid_and_shows_rank_in_words(report: AuditReport, tmp_path: Path) -> None:
     root = ET.fromstring(report.svg(tmp_path / "keys.svg"))
     texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert len(texts) == len(reports.tree_rows(report.to_dict()))
+    assert len(texts) == len(tree_rows(report.to_dict()))
     assert sum("[fault]" in text for text in texts) == 1
     assert root.get("width") == root.get("viewBox", "").split()[2]
 
