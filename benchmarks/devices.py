@@ -17,7 +17,14 @@ import numpy as np
 import optax
 
 from benchmarks import _ratio
-from phijax_rng import LossModule, LossTrainStep, NamedBatchSource, TrainLoop, UniformDomainSampler, keys
+from phijax_rng import (
+    LossModule,
+    LossTrainStep,
+    NamedBatchSource,
+    TrainLoop,
+    UniformDomainSampler,
+    keys,
+)
 from phijax_rng.placement import resolve
 from phijax_rng.state import initialize_train_state
 

@@ -16,7 +16,13 @@ import numpy as np
 import optax
 import scipy.io
 
-from phijax_rng import LossModule, NamedBatchSource, StaticLossBalancer, Trainer, UniformDomainSampler
+from phijax_rng import (
+    LossModule,
+    NamedBatchSource,
+    StaticLossBalancer,
+    Trainer,
+    UniformDomainSampler,
+)
 
 VISCOSITY = 0.01 / np.pi
 WIDTHS = (2, 32, 32, 32, 32, 1)

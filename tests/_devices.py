@@ -34,7 +34,7 @@ from phijax_rng import (
     processes,
 )
 from phijax_rng._ask import HostSource
-from phijax_rng.digest import digest
+from phijax_rng._base.digests import digest
 from phijax_rng.feeds import make_feed
 from phijax_rng.placement import DATA_AXIS
 from tests import _problems

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phijax_rng import HostPool, SpaceTimeSampler, UniformDomainSampler, _coordinates, shuffle
+from phijax_rng import HostPool, SpaceTimeSampler, UniformDomainSampler, shuffle
+from phijax_rng._base import exact_math
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import EIGHT_DEVICES, run_python
 
@@ -38,7 +39,7 @@ CONTRACTED = [(0.1, 0.7), (-1.7, 1.7)]
 
 
 def in_two_roundings(key, size, low, high):
-    return _coordinates.uniform(key, (size,), jnp.asarray(low), jnp.asarray(high))
+    return exact_math.uniform(key, (size,), jnp.asarray(low), jnp.asarray(high))
 
 
 def naively(key, size, low, high):

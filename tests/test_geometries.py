@@ -23,9 +23,9 @@ from phijax_rng import (
     Sphere,
     UniformDomainSampler,
     Union,
-    _coordinates,
     interval,
 )
+from phijax_rng._base import exact_math
 from tests._bitwise import assert_trees_bitwise_equal
 
 KEY = jax.random.key(7)
@@ -123,15 +123,15 @@ def test_zero_and_the_largest_uniform_number_have_their_points():
 
 def test_the_circle_and_the_cube_root_are_right_to_the_last_bits():
     u = (np.arange(2**16, dtype=np.float32) * 256 + 77) * np.float32(2.0**-24)
-    cosine, sine = (np.asarray(part, float) for part in _coordinates.circle(jnp.asarray(u)))
+    cosine, sine = (np.asarray(part, float) for part in exact_math.circle(jnp.asarray(u)))
     exact = u.astype(float)
     np.testing.assert_allclose(cosine, np.cos(2 * np.pi * exact), atol=1.2e-7)
     np.testing.assert_allclose(sine, np.sin(2 * np.pi * exact), atol=1.2e-7)
-    corners = _coordinates.circle(jnp.float32([0, 0.25, 0.5, 0.75]))
+    corners = exact_math.circle(jnp.float32([0, 0.25, 0.5, 0.75]))
     assert np.asarray(corners).tolist() == [[1, 0, -1, 0], [0, 1, 0, -1]]
-    root = np.asarray(_coordinates.cube_root(jnp.asarray(u)), float)
+    root = np.asarray(exact_math.cube_root(jnp.asarray(u)), float)
     np.testing.assert_allclose(root, np.cbrt(exact), rtol=2.4e-7)
-    assert _coordinates.cube_root(jnp.float32([0.0]))[0] == 0
+    assert exact_math.cube_root(jnp.float32([0.0]))[0] == 0
 
 
 # Composites

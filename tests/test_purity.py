@@ -5,7 +5,14 @@ import jax
 import numpy as np
 import pytest
 
-from phijax_rng import HostPool, ImpureSourceError, NamedBatchSource, PoolDataModule, Trainer, keys
+from phijax_rng import (
+    HostPool,
+    ImpureSourceError,
+    NamedBatchSource,
+    PoolDataModule,
+    Trainer,
+    keys,
+)
 from phijax_rng._ask import HostSource
 from phijax_rng.purity import check_source
 from tests import _problems

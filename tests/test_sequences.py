@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import qmc
 
-from phijax_rng import Ball, Box, LatinHypercubeSampler, SobolSampler, UniformDomainSampler, keys, sequences
+from phijax_rng import (
+    Ball,
+    Box,
+    LatinHypercubeSampler,
+    SobolSampler,
+    UniformDomainSampler,
+    keys,
+    sequences,
+)
 from tests._bitwise import assert_trees_bitwise_equal
 
 SQUARE = Box([(0, 1), (0, 1)])

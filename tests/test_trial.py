@@ -8,7 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from phijax_rng import GradNormBalancer, HostPool, LossModule, PoolDataModule, Trainer, trial
+from phijax_rng import (
+    GradNormBalancer,
+    HostPool,
+    LossModule,
+    PoolDataModule,
+    Trainer,
+    trial,
+)
 from tests import _problems
 
 HEAT = _problems.heat()

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phijax_rng._types import Step
+from phijax_rng._base.types import Step
 
 
 def ask(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng import keys
-from phijax_rng._types import Batches, BatchSize, KeyScalar, Step
+from phijax_rng._base.types import Batches, BatchSize, KeyScalar, Step
 from phijax_rng.samplers import AdaptiveSampler, StepSampler
 
 

@@ -8,22 +8,22 @@ ValueError: batch_sizes names 'bc', but there is only 'pde'. Drop it, or add wha
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng import _checks
-from phijax_rng._types import BatchSize
+from phijax_rng._base import validation
+from phijax_rng._base.types import BatchSize
 from phijax_rng.hosted import HostSampler
 from phijax_rng.samplers import AdaptiveSampler, Sampler, StepSampler
 
 
 def checked_sizes(samplers: Mapping[str, Any], batch_sizes: Any) -> dict[str, BatchSize]:
     """The sizes in the order of the samplers, each one its sampler can serve."""
-    require_sizes(samplers, _checks.mapping(batch_sizes, "batch_sizes"))
+    require_sizes(samplers, validation.mapping(batch_sizes, "batch_sizes"))
     return {name: _checked_size(name, sampler, batch_sizes[name]) for name, sampler in samplers.items()}
 
 
 def _checked_size(name: str, sampler: Any, size: Any) -> BatchSize:
     label = f"batch_sizes[{name!r}]"
     _require_sampler(name, sampler)
-    checked = _checks.batch_size(size, label, finite=hasattr(sampler, "num_rows"))
+    checked = validation.batch_size(size, label, finite=hasattr(sampler, "num_rows"))
     if hasattr(sampler, "check_size"):
         sampler.check_size(checked, label)
     elif checked == "all" and not hasattr(sampler, "num_rows"):
@@ -52,7 +52,7 @@ def require_sizes(samplers: Mapping[str, Any], batch_sizes: Mapping[str, Any]) -
     for name in samplers:
         if name not in batch_sizes:
             raise ValueError(
-                f"no batch size for sampler {name!r}; batch_sizes has {_checks.shown(batch_sizes)}. "
+                f"no batch size for sampler {name!r}; batch_sizes has {validation.shown(batch_sizes)}. "
                 f"Add batch_sizes[{name!r}] or drop the sampler."
             )
     require_known(batch_sizes, samplers, "batch_sizes")
@@ -63,7 +63,7 @@ def require_known(given: Iterable[str], known: Iterable[str], label: str) -> Non
     for name in given:
         if name not in known:
             raise ValueError(
-                f"{label} names {name!r}, but there is only {_checks.shown(known)}. "
+                f"{label} names {name!r}, but there is only {validation.shown(known)}. "
                 "Drop it, or add what it names."
             )
 
@@ -73,7 +73,7 @@ def require_names(names: tuple[str, ...], given: Mapping[str, Any], label: str) 
     for name in names:
         if name not in given:
             raise ValueError(
-                f"{label} has no entry {name!r}; it has {_checks.shown(given)}. "
+                f"{label} has no entry {name!r}; it has {validation.shown(given)}. "
                 f"Add {label}[{name!r}] or drop the name."
             )
 
@@ -83,6 +83,6 @@ def require_states(names: tuple[str, ...], sampler_state: Mapping[str, Any]) -> 
     for name in names:
         if name not in sampler_state:
             raise ValueError(
-                f"sampler {name!r} keeps a state, and sampler_state has {_checks.shown(sampler_state)}. "
+                f"sampler {name!r} keeps a state, and sampler_state has {validation.shown(sampler_state)}. "
                 f"Pass sampler_state={{{name!r}: sampler.init(key)}}."
             )

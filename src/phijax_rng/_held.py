@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _pytrees
+from phijax_rng._base import pytrees
 from phijax_rng.hosted import HostSampler
 
 
@@ -20,7 +20,7 @@ class _Same:
         self.value = value
 
 
-@_pytrees.record(data=(), meta=("holder",))
+@pytrees.record(data=(), meta=("holder",))
 class Opaque:
     """A sampler that is no pytree: its arrays are constants of the programs that draw from it."""
 
@@ -28,7 +28,7 @@ class Opaque:
         self.holder = _Same(sampler)
 
 
-@_pytrees.record(data=("chooser",), meta=("holder",))
+@pytrees.record(data=("chooser",), meta=("holder",))
 class Hosted:
     """A sampler whose rows lie on the host: what draws their numbers, and what fetches them."""
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _words, keys, shuffle
-from phijax_rng._types import BatchSize, KeyScalar
+from phijax_rng import keys, shuffle
+from phijax_rng._base import uint64, validation
+from phijax_rng._base.types import BatchSize, KeyScalar
 
 METHODS = ("permutation", "sort")
 """How distinct rows are found: a keyed permutation, O(size); or a sort of all rows, as PhiJAX does."""
@@ -62,7 +63,7 @@ def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) 
 def draw_shuffled(key: KeyScalar, step: Any, size: int, n: int) -> jax.Array:
     """The int32 indices at positions step·size to (step + 1)·size - 1 of the epochs of `range(n)`."""
     size_word = jnp.asarray(np.uint32(size))
-    epoch, offset = _words.divide(*_words.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
+    epoch, offset = uint64.divide(*uint64.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
     place = jnp.arange(size, dtype=jnp.uint32)
     index = offset + place % np.uint32(n)
     which = place // np.uint32(n) + (index >= n)
@@ -79,7 +80,7 @@ def num_epochs(size: int, n: int) -> int:
 def _epoch_words(key: KeyScalar, epoch: Any, count: int, n: int) -> jax.Array:
     """The words of `count` epochs from the given one on, which is a number in two words."""
     ahead = jnp.arange(count, dtype=jnp.uint32)
-    high, low = _words.add(jnp.broadcast_to(epoch[0], ahead.shape), epoch[1], ahead)
+    high, low = uint64.add(jnp.broadcast_to(epoch[0], ahead.shape), epoch[1], ahead)
     of_epoch = jax.vmap(lambda high, low: keys.fold_in(key, high, low))(high, low)
     return keys.exact_vmap(lambda key: shuffle.draw_words(key, n))(of_epoch)
 
@@ -118,7 +119,7 @@ def checked_axis(axis: Any, name: str, fields: Mapping[str, Any]) -> int:
     if inputs is None or len(inputs.shape) != 2:
         found = "absent" if inputs is None else f"of shape {tuple(inputs.shape)}"
         raise ValueError(f"{name}={axis!r} needs inputs of shape (rows, axes); they are {found}. Drop it.")
-    return _checks.whole_number(axis, name, int(inputs.shape[1]))
+    return validation.whole_number(axis, name, int(inputs.shape[1]))
 
 
 def describe(fields: Any) -> dict[str, list[Any]]:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from phijax_rng import _coordinates, _words
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import exact_math, uint64
+from phijax_rng._base.types import KeyScalar
 
 # Weights below this part of the largest one count as this part of it in draws without replacement, so
 # that a clock stays within float32.
@@ -85,7 +85,7 @@ def traced_sums(weights: Float32[Array, " n"]) -> tuple[UInt32[Array, " n"], UIn
     # A product with a power of two and a difference of neighbors: nothing is rounded.
     low = ((upper - high.astype(jnp.float32)) * np.float32(2.0**32)).astype(jnp.uint32)
     low = jnp.where((weights > 0) & (high == 0), jnp.maximum(low, np.uint32(1)), low)
-    return jax.lax.associative_scan(_words.plus, (high, low))
+    return jax.lax.associative_scan(uint64.plus, (high, low))
 
 
 def clocks_of(weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -113,13 +113,13 @@ def draw(key: KeyScalar, size: int, sums: tuple[Any, ...]) -> Int32[Array, " siz
     """`size` rows, each in proportion to the weights whose cumulative sums these are."""
     high, low = (jnp.asarray(word) for word in sums)
     bits = jax.random.bits(key, (size, 2), jnp.uint32)
-    target = _words.fraction_of((bits[:, 0], bits[:, 1]), (high[-1], low[-1]))
+    target = uint64.fraction_of((bits[:, 0], bits[:, 1]), (high[-1], low[-1]))
     n = len(high)
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         first, last = bounds
         middle = first + (last - first) // 2
-        beyond = _words.less(target, (high[middle], low[middle]))
+        beyond = uint64.less(target, (high[middle], low[middle]))
         return jnp.where(beyond, first, middle + 1), jnp.where(beyond, middle, last)
 
     # The first row whose sum exceeds the target: a row of weight zero has the sum of the row before it.
@@ -157,9 +157,9 @@ def exponential(high: UInt32[Array, "*n"], low: UInt32[Array, "*n"]) -> Float32[
     t = jnp.where(halvings > 0, (~top).astype(jnp.float32) * np.float32(2.0**-32), fraction)
     series = jnp.full_like(t, _LOGARITHM[-1])
     for coefficient in _LOGARITHM[-2::-1]:
-        series = coefficient + _coordinates.rounded(series * t, t)
-    whole = _coordinates.rounded(halvings.astype(jnp.float32) * _LN2, t)
-    return whole + _coordinates.rounded(series * t, t)
+        series = coefficient + exact_math.rounded(series * t, t)
+    whole = exact_math.rounded(halvings.astype(jnp.float32) * _LN2, t)
+    return whole + exact_math.rounded(series * t, t)
 
 
 def _scaled(weights: Float32[Array, " n"]) -> Float32[Array, " n"]:

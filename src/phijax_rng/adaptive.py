@@ -25,8 +25,9 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from phijax_rng import _checks, _pytrees, _rows
-from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng import _rows
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng.geometries import contents, described, kind_of
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
@@ -46,7 +47,7 @@ METHODS = ("distribution", "greedy")
 """How a refresh adds points: drawn in proportion to a density (RAR-D), or the largest (RAR-G)."""
 
 
-@_pytrees.record(
+@pytrees.record(
     data=("domain",),
     meta=(
         *("refresh_every_n_steps", "num_candidates", "exponent", "offset"),
@@ -101,7 +102,7 @@ class ResidualDistributionSampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _checks.num_points(size, name)
+        validation.num_points(size, name)
 
     def init(self, key: KeyScalar) -> Any:
         """Candidates of equal weight.
@@ -135,7 +136,7 @@ class ResidualDistributionSampler:
 
     def sample(self, key: KeyScalar, size: BatchSize, state: Any) -> Rows:
         """Candidates in proportion to their density, with replacement, and their `weights`; may be traced."""
-        count = _checks.num_points(size, "size")
+        count = validation.num_points(size, "size")
         cumulative = state["cumulative"]
         tickets = jax.random.randint(key, (count,), 0, cumulative[-1], dtype=jnp.int32)
         places = jnp.searchsorted(cumulative, tickets, side="right")
@@ -150,7 +151,7 @@ class ResidualDistributionSampler:
         return _description(self)
 
 
-@_pytrees.record(
+@pytrees.record(
     data=("domain",),
     meta=(
         *("refresh_every_n_steps", "capacity", "num_initial", "num_added", "num_candidates", "method"),
@@ -202,7 +203,7 @@ class ResidualRefinementSampler:
 
     def __post_init__(self) -> None:
         _settle(self)
-        _checks.one_of(self.method, "method", METHODS)
+        validation.one_of(self.method, "method", METHODS)
         _settle_count(self, "num_candidates", MAX_CANDIDATES)
         for name in ("capacity", "num_initial", "num_added"):
             _settle_count(self, name, 2**31 - 1)
@@ -222,7 +223,7 @@ class ResidualRefinementSampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _checks.num_points(size, name)
+        validation.num_points(size, name)
 
     def init(self, key: KeyScalar) -> Any:
         """The set with its first points.
@@ -269,7 +270,7 @@ class ResidualRefinementSampler:
 
     def sample(self, key: KeyScalar, size: BatchSize, state: Any) -> Rows:
         """Points of the set, uniformly and with replacement; may be traced."""
-        count = _checks.num_points(size, "size")
+        count = validation.num_points(size, "size")
         places = jax.random.randint(key, (count,), 0, state["count"], dtype=jnp.int32)
         return _rows.take(state["rows"], places)
 
@@ -334,21 +335,23 @@ def _settle(sampler: Any) -> None:
     _settle_count(sampler, "refresh_every_n_steps", 2**31 - 1)
     start = sampler.refresh_start_step
     start = (
-        sampler.refresh_every_n_steps if start is None else _checks.step_number(start, "refresh_start_step")
+        sampler.refresh_every_n_steps
+        if start is None
+        else validation.step_number(start, "refresh_start_step")
     )
     object.__setattr__(sampler, "refresh_start_step", start)
     for name in ("exponent", "offset"):
-        value = _checks.finite_float32(getattr(sampler, name), name, ())
+        value = validation.finite_float32(getattr(sampler, name), name, ())
         if value < 0:
             raise ValueError(f"{name} must not be negative, got {getattr(sampler, name)!r}. Use 0 or more.")
         object.__setattr__(sampler, name, float(value))
     if sampler.residual_names is not None:
-        names = _checks.names(sampler.residual_names, "residual_names")
+        names = validation.names(sampler.residual_names, "residual_names")
         object.__setattr__(sampler, "residual_names", names)
 
 
 def _settle_count(sampler: Any, name: str, most: int) -> None:
-    number = _checks.whole_number(getattr(sampler, name), name, most + 1, start=1)
+    number = validation.whole_number(getattr(sampler, name), name, most + 1, start=1)
     object.__setattr__(sampler, name, number)
 
 

@@ -23,7 +23,8 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from phijax_rng import _checks, reports
+from phijax_rng import reports
+from phijax_rng._base import validation
 from phijax_rng._examination import examine
 from phijax_rng._internals import Words, words_of
 from phijax_rng._observe import Observer, Unseen
@@ -136,7 +137,7 @@ def audit(
         Exception: whatever `fn` raises; JAX is as it was before.
     """
     session = Session(names=names, allow=allow)
-    session.give(_checks.function(fn, "fn"), args)
+    session.give(validation.function(fn, "fn"), args)
     with session.observer.observing():
         result = fn(*args)
     return session.report(result)
@@ -201,7 +202,7 @@ class Session:
 def _named(names: Any) -> list[tuple[str, Any]]:
     if names is None:
         return []
-    _checks.mapping(names, "names")
+    validation.mapping(names, "names")
     for name, keys in names.items():
         if not list(_keys_in(keys)):
             raise TypeError(
@@ -266,7 +267,7 @@ def _integers(value: Any) -> Iterator[int]:
     except ValueError:
         return
     for leaf in leaves:
-        if _checks.is_whole(leaf) and not isinstance(leaf, jax.core.Tracer):
+        if validation.is_whole(leaf) and not isinstance(leaf, jax.core.Tracer):
             yield int(leaf)
 
 

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 
 
 @runtime_checkable
@@ -136,7 +136,7 @@ class StaticLossBalancer:
         _weight(self.default_weight, "default_weight")
         names = self.loss_names
         if names is not None:
-            names = _checks.names(names, "loss_names")
+            names = validation.names(names, "loss_names")
         weights = _checked_weights(self.weights, names, "weights")
         if names is None and self.default_weight != 1:
             raise ValueError(
@@ -221,13 +221,13 @@ def check_settings(balancer: Any) -> None:
         TypeError: a name, number or size is of the wrong type.
         ValueError: one is out of range, or a weight is for an unknown loss.
     """
-    names = _checks.names(balancer.loss_names, "loss_names")
+    names = validation.names(balancer.loss_names, "loss_names")
     weights = _checked_weights(balancer.initial_weights, names, "initial_weights")
-    _checks.positive(balancer.update_every_n_steps, "update_every_n_steps")
+    validation.positive(balancer.update_every_n_steps, "update_every_n_steps")
     if balancer.update_start_step is not None:
-        _checks.step_number(balancer.update_start_step, "update_start_step")
+        validation.step_number(balancer.update_start_step, "update_start_step")
     fraction(balancer.moving_average_coefficient, "moving_average_coefficient")
-    _checks.at_least_zero(balancer.eps, "eps")
+    validation.at_least_zero(balancer.eps, "eps")
     object.__setattr__(balancer, "loss_names", names)
     object.__setattr__(balancer, "initial_weights", weights)
     object.__setattr__(balancer, "diagnostic_batch_sizes", checked_sizes(balancer.diagnostic_batch_sizes))
@@ -238,16 +238,16 @@ def checked_sizes(sizes: Any) -> Any:
     if sizes is None:
         return None
     if not isinstance(sizes, Mapping):
-        return _checks.positive(sizes, "diagnostic_batch_sizes")
-    _checks.mapping(sizes, "diagnostic_batch_sizes")
+        return validation.positive(sizes, "diagnostic_batch_sizes")
+    validation.mapping(sizes, "diagnostic_batch_sizes")
     return {
-        name: _checks.batch_size(size, f"diagnostic_batch_sizes[{name!r}]") for name, size in sizes.items()
+        name: validation.batch_size(size, f"diagnostic_batch_sizes[{name!r}]") for name, size in sizes.items()
     }
 
 
 def fraction(value: Any, name: str) -> float:
     """`value` as a float in [0, 1)."""
-    _checks.finite_number(value, name)
+    validation.finite_number(value, name)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value!r}. Pick a number in that range.")
     return float(value)
@@ -264,11 +264,11 @@ def _checked_weights(weights: Any, names: tuple[str, ...] | None, label: str) ->
     unknown = [name for name in weights if name not in (names or ())]
     if unknown:
         raise ValueError(
-            f"{label} has {_checks.shown(unknown)}; loss_names has {_checks.shown(names or ())}. "
+            f"{label} has {validation.shown(unknown)}; loss_names has {validation.shown(names or ())}. "
             "Name the losses that the weights are for."
         )
     return dict(weights)
 
 
 def _weight(weight: Any, name: str) -> float:
-    return _checks.at_least_zero(weight, name, mend="Pick a weight of at least 0.")
+    return validation.at_least_zero(weight, name, mend="Pick a weight of at least 0.")

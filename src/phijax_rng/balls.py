@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _coordinates, _pytrees
-from phijax_rng._types import Rows
+from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.types import Rows
 from phijax_rng.geometries import GeometrySampler
 
 
@@ -28,7 +28,7 @@ class _Round(GeometrySampler):
     radius: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "center", _checks.finite_float32(self.center, "center", (None,)))
+        object.__setattr__(self, "center", validation.finite_float32(self.center, "center", (None,)))
         object.__setattr__(self, "radius", _checked_radius(self.radius))
 
     @property
@@ -37,7 +37,7 @@ class _Round(GeometrySampler):
         return int(self.center.shape[0])
 
 
-@_pytrees.record(data=("center", "radius"))
+@pytrees.record(data=("center", "radius"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sphere(_Round):
     """The surface of a ball, with outward normals: a circle with two axes.
@@ -74,11 +74,11 @@ class Sphere(_Round):
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers, and the direction they lie in."""
         normals = _direction(u, self.num_axes)
-        offset = _coordinates.product(jnp.asarray(self.radius), normals, u[:, :1])
+        offset = exact_math.product(jnp.asarray(self.radius), normals, u[:, :1])
         return {"inputs": jnp.asarray(self.center) + offset, "normals": normals}
 
 
-@_pytrees.record(data=("center", "radius"))
+@pytrees.record(data=("center", "radius"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ball(_Round):
     """The inside of a sphere: a disk with two axes.
@@ -110,8 +110,8 @@ class Ball(_Round):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers."""
-        distance = _coordinates.product(jnp.asarray(self.radius), _root(u[:, :1], self.num_axes), u[:, :1])
-        offset = _coordinates.product(distance, _direction(u[:, 1:], self.num_axes), u[:, :1])
+        distance = exact_math.product(jnp.asarray(self.radius), _root(u[:, :1], self.num_axes), u[:, :1])
+        offset = exact_math.product(distance, _direction(u[:, 1:], self.num_axes), u[:, :1])
         return {"inputs": jnp.asarray(self.center) + offset}
 
 
@@ -124,11 +124,11 @@ def _direction(u: jax.Array, num_axes: int) -> jax.Array:
     if num_axes == 1:
         return jnp.where(u < 0.5, -1, 1).astype(jnp.float32)
     if num_axes == 2:
-        return jnp.stack(_coordinates.circle(u[:, 0]), axis=1)
+        return jnp.stack(exact_math.circle(u[:, 0]), axis=1)
     if num_axes == 3:
         height = 1 - 2 * u[:, 0]
-        ring = 2 * jnp.sqrt(_coordinates.product(u[:, 0], 1 - u[:, 0], u[:, 0]))
-        x, y = (_coordinates.product(ring, part, u[:, 0]) for part in _coordinates.circle(u[:, 1]))
+        ring = 2 * jnp.sqrt(exact_math.product(u[:, 0], 1 - u[:, 0], u[:, 0]))
+        x, y = (exact_math.product(ring, part, u[:, 0]) for part in exact_math.circle(u[:, 1]))
         return jnp.stack([x, y, height], axis=1)
     # Zero has no normal quantile; half of the finest step of `u` has one.
     normal = jax.scipy.special.ndtri(jnp.maximum(u, 2.0**-25))
@@ -137,7 +137,7 @@ def _direction(u: jax.Array, num_axes: int) -> jax.Array:
 
 def _root(u: jax.Array, num_axes: int) -> jax.Array:
     """`u ** (1 / num_axes)`."""
-    exact = {1: lambda u: u, 2: jnp.sqrt, 3: _coordinates.cube_root}
+    exact = {1: lambda u: u, 2: jnp.sqrt, 3: exact_math.cube_root}
     return exact[num_axes](u) if num_axes in exact else u ** jnp.float32(1 / num_axes)
 
 
@@ -146,7 +146,7 @@ def _unit_ball(num_axes: int) -> float:
 
 
 def _checked_radius(radius: Any) -> np.ndarray[Any, Any]:
-    held = _checks.finite_float32(radius, "radius", ())
+    held = validation.finite_float32(radius, "radius", ())
     if not held > 0:
         raise ValueError(f"radius must be positive in float32, got {radius!r}. Pass more than 0.")
     return held

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _coordinates, _pytrees
-from phijax_rng._types import Rows
+from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.types import Rows
 from phijax_rng.geometries import GeometrySampler
 
 _FLOAT32 = np.dtype(np.float32)
@@ -37,7 +37,7 @@ class _Bounded(GeometrySampler):
         return int(self.bounds.shape[0])
 
 
-@_pytrees.record(data=("bounds",))
+@pytrees.record(data=("bounds",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box(_Bounded):
     """The inside of a box; an interval, rectangle or cuboid with one, two or three axes.
@@ -57,7 +57,7 @@ class Box(_Bounded):
     bounds: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bounds", _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32))
+        object.__setattr__(self, "bounds", exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32))
 
     num_uniforms = num_dimensions = _Bounded.num_axes
 
@@ -69,7 +69,7 @@ class Box(_Bounded):
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: `lo + (hi - lo) * u`."""
         bounds = jnp.asarray(self.bounds)
-        return {"inputs": _coordinates.affine(u, bounds[:, 0], bounds[:, 1])}
+        return {"inputs": exact_math.affine(u, bounds[:, 0], bounds[:, 1])}
 
 
 def interval(low: float, high: float) -> Box:
@@ -77,7 +77,7 @@ def interval(low: float, high: float) -> Box:
     return Box([(low, high)])
 
 
-@_pytrees.record(data=("bounds", "shares"), meta=("faces",))
+@pytrees.record(data=("bounds", "shares"), meta=("faces",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxFaces(_Bounded):
     """The boundary of a box, with outward normals; the ends of an interval, the sides of a rectangle.
@@ -102,11 +102,11 @@ class BoxFaces(_Bounded):
     shares: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bounds = _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32)
+        bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
         object.__setattr__(self, "bounds", bounds)
         object.__setattr__(self, "faces", _checked_faces(self.faces, len(bounds)))
         areas = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        object.__setattr__(self, "shares", _coordinates.cumulative_shares(areas))
+        object.__setattr__(self, "shares", exact_math.cumulative_shares(areas))
 
     def _patterns(self) -> np.ndarray[Any, Any]:
         assert self.faces is not None
@@ -126,13 +126,13 @@ class BoxFaces(_Bounded):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the face, the others the place on it."""
-        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
         patterns = self._patterns()
         points = _on_patterns(u, jnp.asarray(self.bounds), patterns, which)
         return {"inputs": points, "normals": jnp.asarray(patterns, jnp.float32)[which]}
 
 
-@_pytrees.record(data=("bounds", "shares"))
+@pytrees.record(data=("bounds", "shares"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxEdges(_Bounded):
     """Where two faces of a box meet: the edges of a cuboid, the corners of a rectangle.
@@ -155,7 +155,7 @@ class BoxEdges(_Bounded):
     shares: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bounds = _coordinates.checked_bounds(self.bounds, "bounds", _FLOAT32)
+        bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
         if len(bounds) == 1:
             raise ValueError(
                 f"bounds must have two axes or more for two faces to meet, got {bounds.tolist()!r}. "
@@ -163,7 +163,7 @@ class BoxEdges(_Bounded):
             )
         object.__setattr__(self, "bounds", bounds)
         lengths = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        object.__setattr__(self, "shares", _coordinates.cumulative_shares(lengths))
+        object.__setattr__(self, "shares", exact_math.cumulative_shares(lengths))
 
     def _edges(self) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
         for first, second in itertools.combinations(range(self.num_axes), 2):
@@ -189,7 +189,7 @@ class BoxEdges(_Bounded):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the edge, the others the place on it."""
-        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
         points = _on_patterns(u, jnp.asarray(self.bounds), self._patterns(), which)
         pairs = [[_pattern([face], self.num_axes) for face in edge] for edge in self._edges()]
         return {"inputs": points, "normals": jnp.asarray(np.array(pairs), jnp.float32)[which]}
@@ -217,7 +217,7 @@ def _on_patterns(
     """Points on the chosen parts of a boundary; free axes take the columns of `u` after the first."""
     # The n-th free axis takes column n; an axis that is not free takes any.
     columns = np.where(patterns == 0, np.cumsum(patterns == 0, axis=1), 0)
-    free = _coordinates.affine(
+    free = exact_math.affine(
         jnp.take_along_axis(u, jnp.asarray(columns)[which], axis=1), bounds[:, 0], bounds[:, 1]
     )
     side = jnp.asarray(patterns)[which]
@@ -235,8 +235,8 @@ def _checked_faces(faces: Any, num_axes: int) -> tuple[tuple[int, str], ...]:
             raise TypeError(
                 f"faces[{index}] must be a pair (axis, side), got {face!r}. Pass for example (0, 'low')."
             )
-        axis = _checks.whole_number(face[0], f"faces[{index}][0]", num_axes)
-        checked.append((axis, _checks.one_of(face[1], f"faces[{index}][1]", _SIDES)))
+        axis = validation.whole_number(face[0], f"faces[{index}][0]", num_axes)
+        checked.append((axis, validation.one_of(face[1], f"faces[{index}][1]", _SIDES)))
     if not checked or len(set(checked)) != len(checked):
         raise ValueError(f"faces must be distinct, at least one, got {faces!r}. Name each face once.")
     return tuple(checked)

@@ -22,8 +22,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _checks, keys, processes
-from phijax_rng._types import KeyScalar
+from phijax_rng import keys, processes
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.history import History
 from phijax_rng.state import TrainState
 
@@ -105,7 +106,7 @@ _OPTIONAL = {"check": "memory", "finish": "event", "is_over": "memory", "may_rep
 def checked(callbacks: Any) -> tuple[Callback, ...]:
     """`callbacks` as a tuple, if each one is a `Callback`."""
     unordered = isinstance(callbacks, (str, bytes, Mapping, set, frozenset))
-    if unordered or not _checks.is_iterable(callbacks):
+    if unordered or not validation.is_iterable(callbacks):
         raise TypeError(
             f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
         )
@@ -116,16 +117,16 @@ def checked(callbacks: Any) -> tuple[Callback, ...]:
 
 
 def _require_callback(callback: Any, name: str) -> None:
-    _checks.instance(callback, name)
+    validation.instance(callback, name)
     if not isinstance(callback, Callback):
         raise TypeError(
             f"{name} must be callable and have every_n_steps, got {callback!r}. Add what is missing."
         )
-    _checks.positive(callback.every_n_steps, f"{name}.every_n_steps")
-    _checks.takes(callback, name, "event")
+    validation.positive(callback.every_n_steps, f"{name}.every_n_steps")
+    validation.takes(callback, name, "event")
     for member, argument in _OPTIONAL.items():
         if getattr(callback, member, None) is not None:
-            _checks.takes(getattr(callback, member), f"{name}.{member}", argument)
+            validation.takes(getattr(callback, member), f"{name}.{member}", argument)
     for member in ("name", "follows"):
         given = getattr(callback, member, None)
         if given is not None and not isinstance(given, str):
@@ -144,7 +145,7 @@ def require_followed(callbacks: tuple[Callback, ...], names: tuple[str, ...]) ->
         if wanted is None or wanted in names or may_be_reported(wanted, callbacks[:index]):
             continue
         raise ValueError(
-            f"{type(callback).__name__} follows {wanted!r}, and there is {_checks.shown(names)}. "
+            f"{type(callback).__name__} follows {wanted!r}, and there is {validation.shown(names)}. "
             "Follow one of them, or put the callback that reports it before."
         )
 
@@ -225,7 +226,7 @@ class Watchers:
 
 def reported(numbers: Any, taken: Mapping[str, float]) -> dict[str, float]:
     """What `Event.report` was given, as floats by name."""
-    _checks.mapping(numbers, "report")
+    validation.mapping(numbers, "report")
     for name in numbers:
         if name in taken or name == "step":
             raise ValueError(

@@ -34,7 +34,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
 
-from phijax_rng import _checks, manifest, processes
+from phijax_rng import manifest, processes
+from phijax_rng._base import validation
 from phijax_rng._lock import DirectoryLock
 from phijax_rng.document import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
@@ -79,14 +80,14 @@ class Checkpoints:
             TypeError: a count is not a whole number, `directory` is not a path, or `keep_best` no such tuple.
             ValueError: a count or a time is not positive, or `keep_best` lacks `every_n_steps`.
         """
-        where = _checks.path(directory, "directory", mend="Pass where the run is kept.")
+        where = validation.path(directory, "directory", mend="Pass where the run is kept.")
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
         self.every_n_steps = positive_or_none(every_n_steps, "every_n_steps")
         self.every_minutes = minutes_or_none(every_minutes)
         self.max_to_keep = positive_or_none(max_to_keep, "max_to_keep")
         self._best = KeepBest.checked(keep_best, self.every_n_steps)
         self.keep_best = keep_best
-        self.asynchronous = _checks.flag(asynchronous, "asynchronous")
+        self.asynchronous = validation.flag(asynchronous, "asynchronous")
         self._folder = Folder(self.directory)
         self._values: dict[int, float] = {}
         self._manager: ocp.CheckpointManager | None = None
@@ -250,7 +251,7 @@ class Checkpoints:
             return
         raise ValueError(
             f"keep_best compares {best.metric!r}, and the numbers of step {step} are "
-            f"{_checks.shown(metrics)}. Name one of them, or report it before the save."
+            f"{validation.shown(metrics)}. Name one of them, or report it before the save."
         )
 
     def require_recorded(self, names: tuple[str, ...], may_come: Callable[[str], bool]) -> None:
@@ -266,7 +267,7 @@ class Checkpoints:
         best = self._best
         if best is not None and best.metric not in names and not may_come(best.metric):
             raise ValueError(
-                f"keep_best compares {best.metric!r}, and there is {_checks.shown(names)}. "
+                f"keep_best compares {best.metric!r}, and there is {validation.shown(names)}. "
                 "Name one of them, or add the callback that reports it."
             )
 
@@ -365,7 +366,7 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 manager.close()
         self._folder.clear_leftovers()
-        kept = _checks.shown(self.steps) if self.directory.is_dir() else "nothing"
+        kept = validation.shown(self.steps) if self.directory.is_dir() else "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
             f"step {step} could not be saved in {self.directory}: {reason}. "

@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _coordinates, _pytrees
-from phijax_rng._types import Rows
+from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.types import Rows
 from phijax_rng.geometries import Geometry, GeometrySampler, checked, contents
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-@_pytrees.record(data=("parts", "shares"), meta=("weights",))
+@pytrees.record(data=("parts", "shares"), meta=("weights",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Union(GeometrySampler):
     """Several geometries of one space, each chosen in proportion to its weight.
@@ -63,7 +63,7 @@ class Union(GeometrySampler):
         weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "weights", tuple(weights))
-        object.__setattr__(self, "shares", _coordinates.cumulative_shares(weights))
+        object.__setattr__(self, "shares", exact_math.cumulative_shares(weights))
 
     @property
     def num_axes(self) -> int:
@@ -88,7 +88,7 @@ class Union(GeometrySampler):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the part, the others the place in it."""
-        which = _coordinates.choose(u[:, 0], jnp.asarray(self.shares))
+        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
         placed = [part.place(u[:, 1 : 1 + part.num_uniforms]) for part in self.parts]
         rows = {name: _pick(which, [rows[name] for rows in placed]) for name in placed[0]}
         return {**rows, "parts": which}
@@ -98,7 +98,7 @@ class Union(GeometrySampler):
         return {f"parts[{index}]": contents(part) for index, part in enumerate(self.parts)}
 
 
-@_pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
+@pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeCylinder(GeometrySampler):
     """A geometry of space at all times between two: a domain, or its wall.
@@ -123,8 +123,8 @@ class SpaceTimeCylinder(GeometrySampler):
 
     def __post_init__(self) -> None:
         space = checked(self.space, "space")
-        bounds = _coordinates.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
-        axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
+        bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
+        axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
         object.__setattr__(self, "time_bounds", bounds)
         object.__setattr__(self, "time_axis", axis)
 
@@ -151,7 +151,7 @@ class SpaceTimeCylinder(GeometrySampler):
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first gives the time, the others the place."""
         bounds = jnp.asarray(self.time_bounds)
-        times = _coordinates.affine(u[:, 0], bounds[0], bounds[1])
+        times = exact_math.affine(u[:, 0], bounds[0], bounds[1])
         return _with_time(self.space.place(u[:, 1:]), times, self.time_axis)
 
     def contents(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class SpaceTimeCylinder(GeometrySampler):
         return contents(self.space)
 
 
-@_pytrees.record(data=("space", "time"), meta=("time_axis",))
+@pytrees.record(data=("space", "time"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class InitialSlab(GeometrySampler):
     """A geometry of space at one time: where initial values are given.
@@ -182,8 +182,8 @@ class InitialSlab(GeometrySampler):
 
     def __post_init__(self) -> None:
         space = checked(self.space, "space")
-        axis = _checks.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
-        object.__setattr__(self, "time", _checks.finite_float32(self.time, "time", ()))
+        axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
+        object.__setattr__(self, "time", validation.finite_float32(self.time, "time", ()))
         object.__setattr__(self, "time_axis", axis)
 
     @property
@@ -263,7 +263,7 @@ def _measures(parts: tuple[Any, ...]) -> list[float]:
 
 
 def _checked_weights(weights: Any, count: int) -> list[float]:
-    held = _checks.finite_float32(weights, "weights", (count,))
+    held = validation.finite_float32(weights, "weights", (count,))
     if (held < 0).any() or not held.any():
         raise ValueError(
             f"weights must be non-negative and not all zero, got {weights!r}. Mend them, or drop the part."

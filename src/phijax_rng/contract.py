@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phijax_rng import keys
-from phijax_rng.digest import digest_fields
+from phijax_rng._base.digests import digest_fields
 from phijax_rng.document import SCHEMA
 
 DERIVATION = "seed-split4-fold-split/1"

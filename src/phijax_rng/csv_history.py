@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import _checks, processes
+from phijax_rng import processes
+from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
 from phijax_rng.history import History
 
@@ -37,8 +38,8 @@ class CSVHistory:
     every_n_steps: int = 100
 
     def __post_init__(self) -> None:
-        _checks.path(self.path, "path", mend="Name the file.")
-        _checks.positive(self.every_n_steps, "every_n_steps")
+        validation.path(self.path, "path", mend="Name the file.")
+        validation.positive(self.every_n_steps, "every_n_steps")
 
     @property
     def name(self) -> str:
@@ -109,7 +110,7 @@ def _require_writable(path: Path, anew: bool) -> None:
         raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
     if anew:
         _require_ours(path)
-    _checks.writable(path.parent)
+    validation.writable(path.parent)
 
 
 def _require_ours(path: Path) -> None:

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _coordinates, _pytrees, _rows
-from phijax_rng._types import BatchSize, KeyScalar, Rows
+from phijax_rng import _rows
+from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 from phijax_rng.pools import as_fields
 
 
-@_pytrees.record(data=("bounds", "templates"), meta=("dtype", "sort_axis"))
+@pytrees.record(data=("bounds", "templates"), meta=("dtype", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class UniformDomainSampler:
     """Points uniform in a box.
@@ -52,17 +53,17 @@ class UniformDomainSampler:
 
     def __post_init__(self) -> None:
         dtype = _checked_dtype(self.dtype)
-        bounds = _coordinates.checked_bounds(self.bounds, "bounds", dtype)
+        bounds = exact_math.checked_bounds(self.bounds, "bounds", dtype)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "bounds", bounds)
         object.__setattr__(self, "templates", _held_templates(self.templates))
         if self.sort_axis is not None:
-            axis = _checks.whole_number(self.sort_axis, "sort_axis", len(bounds))
+            axis = validation.whole_number(self.sort_axis, "sort_axis", len(bounds))
             object.__setattr__(self, "sort_axis", axis)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _checks.num_points(size, name)
+        validation.num_points(size, name)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -74,7 +75,7 @@ class UniformDomainSampler:
         Returns:
             `inputs` of shape `(size, axes)`, and each template as `(size, *template.shape)`.
         """
-        size = _checks.num_points(size, "size")
+        size = validation.num_points(size, "size")
         u = jax.random.uniform(key, (size, self.num_uniforms), dtype=self.dtype)
         return _rows.sort(self.place(u), self.sort_axis)
 
@@ -88,7 +89,7 @@ class UniformDomainSampler:
     def place(self, u: jax.Array) -> Rows:
         """Points and templates from uniform numbers of shape `(size, axes)`, in their order."""
         bounds = jnp.asarray(self.bounds)
-        inputs = _coordinates.affine(u, bounds[:, 0], bounds[:, 1])
+        inputs = exact_math.affine(u, bounds[:, 0], bounds[:, 1])
         size = u.shape[0]
         repeated = {
             name: jnp.broadcast_to(row, (size, *np.shape(row))) for name, row in self.templates.items()
@@ -110,7 +111,7 @@ class UniformDomainSampler:
         }
 
 
-@_pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis"))
+@pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeSampler:
     """Places picked from a pool, at times drawn afresh.
@@ -151,11 +152,11 @@ class SpaceTimeSampler:
         time_axis = _rows.checked_axis(self.time_axis, "time_axis", fields)
         mend = "Convert it with .astype(np.float32)."
         dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", mend)
-        _checks.flag(self.replace, "replace")
-        _checks.one_of(self.method, "method", _rows.METHODS)
+        validation.flag(self.replace, "replace")
+        validation.one_of(self.method, "method", _rows.METHODS)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "time_axis", time_axis)
-        bounds = _coordinates.checked_bounds([self.time_bounds], "time_bounds", dtype)
+        bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", dtype)
         object.__setattr__(self, "time_bounds", bounds[0])
         if self.sort_axis is not None:
             axis = _rows.checked_axis(self.sort_axis, "sort_axis", fields)
@@ -163,7 +164,7 @@ class SpaceTimeSampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _checks.num_points(size, name)
+        validation.num_points(size, name)
         if not self.replace:
             _rows.check_distinct(size, name, _rows.num_rows(self.fields), "Use a smaller size")
 
@@ -177,14 +178,14 @@ class SpaceTimeSampler:
         Returns:
             `inputs` of shape `(size, axes)`, and the other fields of the picked rows.
         """
-        size = _checks.num_points(size, "size")
+        size = validation.num_points(size, "size")
         self.check_size(size, "size")
         row_key, time_key = jax.random.split(key)
         count = _rows.num_rows(self.fields)
         indices = _rows.draw_indices(row_key, size, count, self.replace, self.method)
         rows = _rows.take(self.fields, indices)
         bounds = jnp.asarray(self.time_bounds)
-        times = _coordinates.uniform(time_key, (size,), bounds[0], bounds[1])
+        times = exact_math.uniform(time_key, (size,), bounds[0], bounds[1])
         return _rows.sort({**rows, "inputs": rows["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis)
 
     def contents(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
 from phijax_rng.module import called, require_parameters
 
@@ -36,8 +36,8 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         require_parameters(self.function, "function", "model_state")
-        _checks.positive(self.every_n_steps, "every_n_steps")
-        _checks.names((self.name,), "name")
+        validation.positive(self.every_n_steps, "every_n_steps")
+        validation.names((self.name,), "name")
 
     def may_report(self, name: str) -> bool:
         """Its numbers begin with its name."""
@@ -46,5 +46,5 @@ class Evaluate:
     def __call__(self, event: Event) -> None:
         """Evaluates, and reports the numbers."""
         numbers = called(self.function, event.state.model_state, key=event.key("evaluation", self.name))
-        _checks.mapping(numbers, f"what {self.name!r} returns")
+        validation.mapping(numbers, f"what {self.name!r} returns")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})

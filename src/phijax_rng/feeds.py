@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks, _pytrees, masks
+from phijax_rng import masks
 from phijax_rng._ask import ask
+from phijax_rng._base import pytrees, validation
 from phijax_rng.placement import Placement
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
@@ -116,7 +117,7 @@ class HostFeed:
         return jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
 
 
-@_pytrees.record(data=("start", "batches"), meta=("names", "sizes"))
+@pytrees.record(data=("start", "batches"), meta=("names", "sizes"))
 class StackedBatches:
     """The batches of consecutive steps, as a traceable source of these steps.
 
@@ -161,7 +162,7 @@ class StackedBatches:
         return columns if self.names is None else dict(zip(self.names, columns, strict=True))
 
 
-@_pytrees.record(data=("fed", "inside"), meta=("names",))
+@pytrees.record(data=("fed", "inside"), meta=("names",))
 class MixedBatches:
     """Batches of which some come from a stack, and the others are drawn in the program; for its steps.
 
@@ -202,7 +203,7 @@ def make_feed(
     source: Any, start: int, stop: int, placement: Placement | None = None
 ) -> ResidentFeed | HostFeed:
     """The feed for a source: resident if it says it is traceable."""
-    _checks.function(source, "source")
+    validation.function(source, "source")
     if getattr(source, "traceable", False):
         return ResidentFeed(source)
     return HostFeed(source, start, stop, placement)
@@ -212,9 +213,10 @@ def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
     if names is None:
         return batch
     if not isinstance(batch, Mapping) or set(batch) != set(names):
-        found = _checks.shown(batch) if isinstance(batch, Mapping) else repr(batch)
+        found = validation.shown(batch) if isinstance(batch, Mapping) else repr(batch)
         raise ValueError(
-            f"source({step}) must have the batches {_checks.shown(names)} like the step before, got {found}. "
+            f"source({step}) must have the batches {validation.shown(names)} like the step before, "
+            f"got {found}. "
             "Return the same names at every step."
         )
     return tuple(batch[name] for name in names)

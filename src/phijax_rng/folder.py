@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 from phijax_rng.document import loads
 from phijax_rng.errors import DamagedCheckpointError
 
@@ -59,7 +59,7 @@ class Folder:
             raise FileNotFoundError(f"no checkpoint in {self.path}. Check the path, or start a fresh run.")
         if step is None:
             return steps[-1]
-        number = _checks.step_number(step)
+        number = validation.step_number(step)
         if number not in steps:
             raise FileNotFoundError(
                 f"no checkpoint at step {number} in {self.path}; there are steps "

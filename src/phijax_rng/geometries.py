@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import BatchSize, KeyScalar, Rows
+from phijax_rng._base import validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class GeometrySampler:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
-        _checks.num_points(size, name)
+        validation.num_points(size, name)
 
     def sample(self: Geometry, key: KeyScalar, size: BatchSize) -> Rows:
         """Uniform points: `place(jax.random.uniform(key, (size, num_uniforms)))`.
@@ -60,7 +60,7 @@ class GeometrySampler:
             key: a typed key of shape `()`; may be traced.
             size: points to draw; static, a positive int.
         """
-        shape = (_checks.num_points(size, "size"), self.num_uniforms)
+        shape = (validation.num_points(size, "size"), self.num_uniforms)
         return self.place(jax.random.uniform(key, shape, dtype=jnp.float32))
 
     def describe(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._types import BatchSizes, KeyScalar
+from phijax_rng._base.types import BatchSizes, KeyScalar
 from phijax_rng.balancers import (
     WeightedSum,
     check_settings,

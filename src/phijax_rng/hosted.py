@@ -20,8 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _checks, _pytrees, _rows
-from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng import _rows
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng.pools import as_fields
 from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, StepSampler, WeightedRowSampler
 
@@ -55,7 +56,7 @@ class HostSampler(Protocol):
         ...
 
 
-@_pytrees.record(data=("sampler",))
+@pytrees.record(data=("sampler",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chooser:
     """The row numbers that a sampler draws from a key."""
@@ -67,7 +68,7 @@ class Chooser:
         return {INDEX: _every(self.sampler) if size == "all" else self.sampler.choose(key, int(size))}
 
 
-@_pytrees.record(data=("sampler",))
+@pytrees.record(data=("sampler",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepChooser:
     """The row numbers that a sampler draws from a key and a step."""
@@ -108,7 +109,7 @@ class _Fetched:
 
     def sample(self: Any, key: KeyScalar, size: BatchSize) -> Rows:
         """Rows by field name, as NumPy arrays."""
-        self.check_size(_checks.batch_size(size, "size"), "size")
+        self.check_size(validation.batch_size(size, "size"), "size")
         return dict(self.gather(np.asarray(self.chooser.sample(key, size)[INDEX])))
 
 
@@ -188,8 +189,8 @@ class DatasetSampler(_Fetched):
                 f"dataset must offer len(dataset) and dataset[i], got {self.dataset!r}. "
                 "Wrap an iterable in an IterableSource."
             )
-        _checks.one_of(self.order, "order", _rows.ORDERS)
-        count = _checks.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
+        validation.one_of(self.order, "order", _rows.ORDERS)
+        count = validation.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
         return _row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
 
     def choose(self, key: KeyScalar, size: int) -> jax.Array:
@@ -242,7 +243,7 @@ def place(samplers: Mapping[str, Any], resident: bool | str) -> dict[str, Any]:
         samplers: name -> sampler of a pool, or a `HostSampler`, which stays as it is.
         resident: see `NamedBatchSource.from_pools`.
     """
-    _checks.one_of(resident, "resident", (True, False, "auto"))
+    validation.one_of(resident, "resident", (True, False, "auto"))
     sizes = {
         name: _num_bytes(sampler.fields)
         for name, sampler in samplers.items()
@@ -295,14 +296,14 @@ def _row_sampler(
     weights: Any = None,
     sort_axis: int | None = None,
 ) -> RandomRowSampler | ShuffledRowSampler | WeightedRowSampler:
-    _checks.one_of(method, "method", _rows.METHODS)
+    validation.one_of(method, "method", _rows.METHODS)
     if method != "permutation" and (order == "shuffled" or weights is not None):
         given = "order='shuffled'" if order == "shuffled" else "weights"
         raise ValueError(
             f"method={method!r} is for random rows without weights, got {given}. Drop one of them."
         )
-    if _checks.one_of(order, "order", _rows.ORDERS) == "shuffled":
-        if weights is not None or not _checks.flag(replace, "replace"):
+    if validation.one_of(order, "order", _rows.ORDERS) == "shuffled":
+        if weights is not None or not validation.flag(replace, "replace"):
             given = "weights" if weights is not None else "replace=False"
             raise ValueError(
                 f"order='shuffled' takes every row once per epoch, which contradicts {given}. "

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 
 # The feed draws up to three stacks, of 64 steps or 64 MiB, ahead of what a save asks for.
 _KEPT = 256
@@ -45,7 +45,7 @@ class IterableSource:
         if _is_empty(iterable):
             raise ValueError(f"iterable must give at least one batch, got {iterable!r}. Fill it.")
         self.iterable = iterable
-        self.on_resume = _checks.one_of(on_resume, "on_resume", ("skip", "refuse"))
+        self.on_resume = validation.one_of(on_resume, "on_resume", ("skip", "refuse"))
         self._iterator: Iterator[Any] | None = None
         self._next = 0
         self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
@@ -57,7 +57,7 @@ class IterableSource:
         Raises:
             ValueError: the iterable has ended, or the step cannot be reached.
         """
-        step = _checks.step_number(step)
+        step = validation.step_number(step)
         if step in self._kept:
             return self._kept[step]
         self._seek(step)

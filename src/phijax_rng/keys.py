@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar, Seed, Step
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar, Seed, Step
 
 _log = logging.getLogger("phijax_rng")
 
@@ -104,7 +104,7 @@ def root_key(seed: Seed) -> KeyScalar:
         return jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")
     if isinstance(seed, jax.core.Tracer):
         raise TypeError("seed must be known before tracing, got a tracer. Make the root key outside jit.")
-    number = _checks.whole_number(
+    number = validation.whole_number(
         seed,
         "seed",
         2**64,
@@ -232,7 +232,7 @@ def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         TypeError: the first argument is not an array of typed keys.
         ValueError: it has no leading axis, or `in_axes` is not made of 0 and `None`.
     """
-    _checks.function(fn, "fn")
+    validation.function(fn, "fn")
 
     @functools.wraps(fn)
     def mapped(keys: jax.Array, *args: Any) -> Any:
@@ -360,7 +360,7 @@ def _coordinate(value: Any, name: str, stop: int) -> Any:
             )
         return value
     mend = "A step counts completed optimizer updates." if name == "step" else ""
-    return np.uint32(_checks.whole_number(value, name, stop, mend=mend))
+    return np.uint32(validation.whole_number(value, name, stop, mend=mend))
 
 
 @jax.jit

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import _checks, processes
+from phijax_rng import processes
+from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
 
 
@@ -32,8 +33,8 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
-        self.directory = _checks.path(directory, "directory", mend="Name where the event files go.")
-        self.every_n_steps = _checks.positive(every_n_steps, "every_n_steps")
+        self.directory = validation.path(directory, "directory", mend="Name where the event files go.")
+        self.every_n_steps = validation.positive(every_n_steps, "every_n_steps")
         self._writer: Any = None
 
     @property
@@ -56,7 +57,7 @@ class TensorBoardLogger:
 
     def _require_writable(self) -> None:
         _summary_writer_class()
-        _checks.writable(Path(self.directory))
+        validation.writable(Path(self.directory))
 
     def __call__(self, event: Event) -> None:
         """Writes the rows that are not there yet."""
@@ -103,15 +104,15 @@ class WandbLogger:
     """
 
     def __init__(self, run: Any = None, *, every_n_steps: int = 100, **options: Any):
-        _checks.instance(run, "run")
+        validation.instance(run, "run")
         if run is not None and not callable(getattr(run, "log", None)):
             raise TypeError(f"run must offer log(numbers, step), got {run!r}. Pass what wandb.init returns.")
         if run is not None and options:
             raise TypeError(
-                f"run is given, and so is {_checks.shown(options)} for wandb.init. Pass one of them."
+                f"run is given, and so is {validation.shown(options)} for wandb.init. Pass one of them."
             )
         self.run = run
-        self.every_n_steps = _checks.positive(every_n_steps, "every_n_steps")
+        self.every_n_steps = validation.positive(every_n_steps, "every_n_steps")
         self.options = options
         self._begun: Any = None
 

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _threefry, keys, trial
+from phijax_rng import _threefry, keys, trial
 from phijax_rng._ask import ask
+from phijax_rng._base import validation
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.executables import compiled
 from phijax_rng.module import StepOutput, require_mask, require_parameters, scalars
@@ -87,7 +88,7 @@ class TrainLoop:
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        self._on_nonfinite = _checks.one_of(on_nonfinite, "on_nonfinite", POLICIES)
+        self._on_nonfinite = validation.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._placed = placement or on_device(device)
         _require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.everywhere
@@ -132,7 +133,7 @@ class TrainLoop:
         """
         leaves = self._leaves if source is None else self._arguments(source)[1]
         start = int(jax.device_get(state.step))
-        stop = _checks.whole_number(stop, "stop", 2**31, start=start)
+        stop = validation.whole_number(stop, "stop", 2**31, start=start)
         if stop == start:
             none = np.zeros(0, np.bool_)
             return Chunk(state, start, start, {name: np.zeros(0) for name in self.names}, none, none)
@@ -216,7 +217,7 @@ def _require_step(train_step: Any, pads: bool) -> None:
         require_mask(train_step, "train_step takes")
         require_parameters(train_step, "train_step", *arguments, offered=("mask",))
     else:
-        _checks.takes(train_step, "train_step", *arguments)
+        validation.takes(train_step, "train_step", *arguments)
 
 
 def _abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -240,10 +241,10 @@ class _Recorded:
         scalars(output.losses, "the losses of train_step")
         if output.diagnostics:
             scalars(output.diagnostics, "the diagnostics of train_step")
-        self.names = _checks.names((*output.losses, *output.diagnostics), "the records of train_step")
+        self.names = validation.names((*output.losses, *output.diagnostics), "the records of train_step")
         if "step" in self.names:
             raise ValueError(
-                f"the records of train_step must not be named 'step', got {_checks.shown(self.names)}. "
+                f"the records of train_step must not be named 'step', got {validation.shown(self.names)}. "
                 "Rename it: rows of the history have a step of their own."
             )
         self.loss_names = tuple(output.losses)
@@ -407,7 +408,7 @@ class Pace:
     """
 
     def __init__(self, chunk_size: int | None = None, *, target_seconds: float = 0.2):
-        self._fixed = None if chunk_size is None else _checks.positive(chunk_size, "chunk_size")
+        self._fixed = None if chunk_size is None else validation.positive(chunk_size, "chunk_size")
         self._target = target_seconds
         self._count = 1
 

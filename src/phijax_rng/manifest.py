@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
-from phijax_rng.digest import digest_leaves
+from phijax_rng._base.digests import digest_leaves
 from phijax_rng.errors import CheckpointMismatchError
 from phijax_rng.state import TrainState
 

@@ -27,8 +27,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _checks, masks
-from phijax_rng._types import Batches, KeyScalar
+from phijax_rng import masks
+from phijax_rng._base import validation
+from phijax_rng._base.types import Batches, KeyScalar
 
 _OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
 """What functions of a module are given if they ask for it by name."""
@@ -92,7 +93,7 @@ class LossModule:
     name: str = "module"
 
     def __post_init__(self) -> None:
-        _checks.takes(self.init, "init", "key")
+        validation.takes(self.init, "init", "key")
         for name in _OFFERED:
             _require_free(self.losses, name)
         arguments, offered = ("model_state", "batches"), tuple(_OFFERED)
@@ -100,10 +101,10 @@ class LossModule:
         if self.residuals is not None:
             require_parameters(self.residuals, "residuals", *arguments, offered=offered)
         if self.predict is not None:
-            _checks.takes(self.predict, "predict", "model_state", "inputs")
-        object.__setattr__(self, "batch_keys", _checks.names(self.batch_keys, "batch_keys"))
+            validation.takes(self.predict, "predict", "model_state", "inputs")
+        object.__setattr__(self, "batch_keys", validation.names(self.batch_keys, "batch_keys"))
         if self.loss_names is not None:
-            object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
+            object.__setattr__(self, "loss_names", validation.names(self.loss_names, "loss_names"))
 
     @property
     def wants_key(self) -> bool:
@@ -150,7 +151,9 @@ class LossModule:
         if self.residuals is None:
             raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
         mask = _every_row(self.residuals, batches)
-        return _checks.mapping(called(self.residuals, model_state, batches, key=key, mask=mask), "residuals")
+        return validation.mapping(
+            called(self.residuals, model_state, batches, key=key, mask=mask), "residuals"
+        )
 
 
 def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
@@ -175,7 +178,7 @@ def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any
 
 def require_parameters(fn: Any, name: str, *arguments: str, offered: tuple[str, ...] = ("key",)) -> None:
     """Raises unless `called` can call it with arguments of these names, and what is offered beside them."""
-    _checks.function(fn, name)
+    validation.function(fn, name)
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some callables of compiled code do not tell
@@ -236,7 +239,7 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
     """`values`, if they are real scalars by name; traced or not."""
-    _checks.mapping(values, name)
+    validation.mapping(values, name)
     for key, value in values.items():
         if not is_array(value):
             raise TypeError(f"{name}[{key!r}] must be a real scalar, got {value!r}. Return a number.")

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import BatchSizes, KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import BatchSizes, KeyScalar
 from phijax_rng.balancers import (
     WeightedSum,
     check_settings,
@@ -72,7 +72,7 @@ class NTKBalancer(WeightedSum):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        _checks.positive(self.kernel_chunk_size, "kernel_chunk_size")
+        validation.positive(self.kernel_chunk_size, "kernel_chunk_size")
 
     def initialize(self) -> dict[str, jax.Array]:
         """The initial weights, and traces of 0; float32, in the order of `loss_names`."""
@@ -137,12 +137,12 @@ def _row(batches: Mapping[str, Any], index: jax.Array) -> dict[str, Any]:
 
 
 def _require_residuals(shapes: Any, names: tuple[str, ...]) -> None:
-    _checks.mapping(shapes, "the residuals of the module")
+    validation.mapping(shapes, "the residuals of the module")
     missing = [name for name in names if name not in shapes]
     if missing:
         raise ValueError(
-            f"the module's residuals have {_checks.shown(shapes)}, and the balancer's loss_names "
-            f"{_checks.shown(missing)} too. Return the rows of every loss that is balanced."
+            f"the module's residuals have {validation.shown(shapes)}, and the balancer's loss_names "
+            f"{validation.shown(missing)} too. Return the rows of every loss that is balanced."
         )
 
 

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from phijax_rng import _checks, keys, processes
+from phijax_rng import keys, processes
+from phijax_rng._base import validation
 from phijax_rng.shares import Shares
 from phijax_rng.state import TrainState
 
@@ -165,7 +166,7 @@ class Placement:
         if not set(axes) <= {None, *self.mesh.axis_names}:
             raise TypeError(
                 f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
-                f"{_checks.shown(self.mesh.axis_names)}, a NamedSharding of them or None, got {given!r}. "
+                f"{validation.shown(self.mesh.axis_names)}, a NamedSharding of them or None, got {given!r}. "
                 "Name axes of the mesh."
             )
         return NamedSharding(self.mesh, spec)
@@ -216,8 +217,8 @@ def require_devices(devices: Any) -> Any:
         return devices
     if isinstance(devices, (list, tuple)):
         return _distinct(tuple(devices))
-    if not _checks.is_whole(devices) or devices < 1:
-        kind = ValueError if isinstance(devices, str) or _checks.is_whole(devices) else TypeError
+    if not validation.is_whole(devices) or devices < 1:
+        kind = ValueError if isinstance(devices, str) or validation.is_whole(devices) else TypeError
         raise kind(
             "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
             f"got {devices!r}. Pass 'auto' to use every device there is, or jax.devices('cpu') for those of "

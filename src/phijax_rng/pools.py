@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,16 +75,16 @@ def as_fields(fields: Any) -> dict[str, Any]:
     """
     if callable(getattr(fields, "fields", None)):
         fields = fields.fields()
-    _checks.mapping(fields, "fields")
+    validation.mapping(fields, "fields")
     held = {name: _held(value, f"fields[{name!r}]") for name, value in fields.items()}
     _check_equally_many(held)
     return held
 
 
 def _held_aux(aux: Any) -> dict[str, Any]:
-    taken = {"inputs", "targets"} & set(_checks.mapping(aux, "aux"))
+    taken = {"inputs", "targets"} & set(validation.mapping(aux, "aux"))
     if taken:
-        raise ValueError(f"aux must not hold {_checks.shown(taken)}. Pass it as an argument of its own.")
+        raise ValueError(f"aux must not hold {validation.shown(taken)}. Pass it as an argument of its own.")
     return {name: _held(value, f"aux[{name!r}]") for name, value in aux.items()}
 
 

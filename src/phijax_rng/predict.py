@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks, keys, processes
+from phijax_rng import keys, processes
+from phijax_rng._base import validation
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.module import LossModule
 from phijax_rng.results import FitResult
@@ -53,7 +54,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
         TypeError: the size is no whole number.
         ValueError: inputs of different lengths, or outputs that are not rows.
     """
-    size = _checks.positive(batch_size, "batch_size")
+    size = validation.positive(batch_size, "batch_size")
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
     model_state = jax.device_put(processes.local(model_state), device)
@@ -95,7 +96,7 @@ def _num_rows(inputs: Any) -> int:
     counts = {shape[0] if shape else None for shape in shapes}
     if len(counts) != 1 or None in counts:
         raise ValueError(
-            f"inputs must be arrays with one number of rows, got shapes {_checks.shown(shapes)}. "
+            f"inputs must be arrays with one number of rows, got shapes {validation.shown(shapes)}. "
             "Give each a leading axis of that length."
         )
     return int(counts.pop())  # type: ignore[arg-type]

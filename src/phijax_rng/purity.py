@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import _checks, processes
+from phijax_rng import processes
 from phijax_rng._ask import HostSource, ask
+from phijax_rng._base import validation
+from phijax_rng._base.digests import digest
 from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.balls import Ball, Sphere
 from phijax_rng.boxes import Box, BoxEdges, BoxFaces
 from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
-from phijax_rng.digest import digest
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
 from phijax_rng.hosted import HostedRowSampler
@@ -51,7 +52,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     different = [name for name in first if again.get(name) != first[name]]
     if different:
         raise ImpureSourceError(
-            f"source({step}) gave another {_checks.shown(different)} when asked again. "
+            f"source({step}) gave another {validation.shown(different)} when asked again. "
             "Draw from the key and the "
             "step alone: neither a global generator nor a counter."
         )
@@ -59,7 +60,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
     if same and not getattr(source, "fixed", False) and processes.is_first():
         warnings.warn(
-            f"the source gives the same {_checks.shown(same)} at steps {step} to "
+            f"the source gives the same {validation.shown(same)} at steps {step} to "
             f"{step + len(others)}. If it means to, "
             "let it say so with an attribute fixed = True; if not, it does not draw from the step.",
             UserWarning,

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _pytrees, keys, trial
+from phijax_rng import keys, trial
 from phijax_rng._ask import ask
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import pytrees
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.balancers import checked_sizes
 from phijax_rng.state import TrainState
 
@@ -29,7 +30,7 @@ class _Parts:
         self.module = module
 
 
-@_pytrees.record(data=("update_every_n_steps", "update_start_step", "batches"), meta=("names", "parts"))
+@pytrees.record(data=("update_every_n_steps", "update_start_step", "batches"), meta=("names", "parts"))
 class BalancerRefresh:
     """`(state, source) -> state`, with the balancer's state renewed where an update is due.
 

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from phijax_rng import _checks, _pytrees, keys
+from phijax_rng import keys
 from phijax_rng._ask import ask
-from phijax_rng._types import Rows
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import Rows
 from phijax_rng.module import LossModule
 from phijax_rng.samplers import AdaptiveSampler
 from phijax_rng.state import TrainState
@@ -57,7 +58,7 @@ def chained(*refreshes: Any) -> Any:
     return _Chain(parts) if len(parts) > 1 else next(iter(parts), None)
 
 
-@_pytrees.record(data=("parts",))
+@pytrees.record(data=("parts",))
 @dataclasses.dataclass(frozen=True)
 class _Chain:
     parts: tuple[Any, ...]
@@ -77,7 +78,7 @@ class _Chain:
         return state, finite
 
 
-@_pytrees.record(data=(), meta=("module", "names"))
+@pytrees.record(data=(), meta=("module", "names"))
 @dataclasses.dataclass(frozen=True)
 class AdaptiveRefresh:
     """`(state, source) -> state` with the sampler states that are due refreshed; may be traced.
@@ -97,7 +98,7 @@ class AdaptiveRefresh:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _checks.names(self.names, "names"))
+        object.__setattr__(self, "names", validation.names(self.names, "names"))
         if getattr(self.module, "residuals", None) is None:
             raise ValueError(
                 f"samplers[{self.names[0]!r}] follows residuals, and the module has none. "
@@ -119,7 +120,8 @@ class AdaptiveRefresh:
         if name not in state.sampler_state:
             raise ValueError(
                 f"samplers[{name!r}] keeps a state, and state.sampler_state has "
-                f"{_checks.shown(state.sampler_state)}. Begin with refresh.with_sampler_state(state, source)."
+                f"{validation.shown(state.sampler_state)}. "
+                "Begin with refresh.with_sampler_state(state, source)."
             )
         sampler, own = source.samplers[name], state.sampler_state[name]
 
@@ -145,7 +147,7 @@ def _together(found: Mapping[str, jax.Array], names: tuple[str, ...], rows: Rows
     for name in names:
         if name not in found:
             raise ValueError(
-                f"residuals returned {_checks.shown(found)}, and {name!r} is wanted. "
+                f"residuals returned {validation.shown(found)}, and {name!r} is wanted. "
                 "Set the sampler's residual_names."
             )
         if jnp.ndim(found[name]) == 0 or jnp.shape(found[name])[0] != count:

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.balancers import WeightedSum, fraction
 
 # Keeps the quotient of two losses finite where one of them is 0.
@@ -54,12 +54,12 @@ class ReLoBRaLoBalancer(WeightedSum):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss_names", _checks.names(self.loss_names, "loss_names"))
+        object.__setattr__(self, "loss_names", validation.names(self.loss_names, "loss_names"))
         fraction(self.alpha, "alpha")
-        _checks.finite_number(self.lookback, "lookback")
+        validation.finite_number(self.lookback, "lookback")
         if not 0 <= self.lookback <= 1:
             raise ValueError(f"lookback must be in [0, 1], got {self.lookback!r}. Pick a probability.")
-        _checks.above_zero(self.temperature, "temperature")
+        validation.above_zero(self.temperature, "temperature")
 
     def initialize(self) -> dict[str, jax.Array]:
         """Weights of 1, and no losses seen; float32, in the order of `loss_names`."""

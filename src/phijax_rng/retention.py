@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,12 @@ class KeepBest:
                 "Pass, for example, ('total_loss', 3)."
             )
         metric, count, *rest = value
-        mode = _checks.one_of(rest[0] if rest else "min", "keep_best[2]", ("min", "max"))
+        mode = validation.one_of(rest[0] if rest else "min", "keep_best[2]", ("min", "max"))
         if every_n_steps is None:
             raise ValueError(
                 "keep_best compares saves at multiples of every_n_steps, which is None. Pass it too."
             )
-        return cls(metric, _checks.positive(count, "keep_best[1]"), mode, every_n_steps)
+        return cls(metric, validation.positive(count, "keep_best[1]"), mode, every_n_steps)
 
     def best(self, values: Mapping[int, float]) -> list[int]:
         """The best steps, the best first; the earlier of two equal ones."""
@@ -73,7 +73,7 @@ def dropped(steps: tuple[int, ...], max_to_keep: int | None, best: list[int]) ->
 
 def positive_or_none(value: Any, name: str) -> int | None:
     """`value` as a positive Python int, or `None`."""
-    return None if value is None else _checks.positive(value, name)
+    return None if value is None else validation.positive(value, name)
 
 
 def minutes_or_none(value: Any) -> float | None:

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng import _checks, contract, environment, keys, processes, starts
+from phijax_rng import contract, environment, keys, processes, starts
 from phijax_rng._ask import HostSource
+from phijax_rng._base import validation
 from phijax_rng.iterables import IterableSource
 from phijax_rng.placement import Placement
 from phijax_rng.rebalancing import make_refresh
@@ -63,7 +64,7 @@ def prepared_source(source: Any, home: Any) -> Any:
     """
     if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
         source = IterableSource(source)
-    _checks.function(source, "source")
+    validation.function(source, "source")
     if callable(getattr(source, "prepare", None)):
         source = source.prepare(home)
     return source if getattr(source, "traceable", False) else HostSource(source)
@@ -147,9 +148,9 @@ def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
     missing = [name for name in batch_keys if name not in names]
     if missing:
         raise ValueError(
-            f"the source has no batch {missing[0]!r}; it has {_checks.shown(names)}, and the "
+            f"the source has no batch {missing[0]!r}; it has {validation.shown(names)}, and the "
             "module's batch_keys are "
-            f"{_checks.shown(batch_keys)}. Make them agree."
+            f"{validation.shown(batch_keys)}. Make them agree."
         )
 
 

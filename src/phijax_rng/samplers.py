@@ -26,8 +26,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
-from phijax_rng import _checks, _pytrees, _rows, _weights
-from phijax_rng._types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng import _rows, _weights
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng.pools import as_fields
 
 
@@ -93,7 +94,7 @@ class AdaptiveSampler(Protocol):
         ...
 
 
-@_pytrees.record(data=("fields",), meta=("replace", "method", "sort_axis"))
+@pytrees.record(data=("fields",), meta=("replace", "method", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomRowSampler:
     """Rows of a pool, picked uniformly.
@@ -124,8 +125,8 @@ class RandomRowSampler:
 
     def __post_init__(self) -> None:
         _hold_fields(self)
-        _checks.flag(self.replace, "replace")
-        _checks.one_of(self.method, "method", _rows.METHODS)
+        validation.flag(self.replace, "replace")
+        validation.one_of(self.method, "method", _rows.METHODS)
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +148,7 @@ class RandomRowSampler:
         Returns:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
-        self.check_size(_checks.batch_size(size, "size"), "size")
+        self.check_size(validation.batch_size(size, "size"), "size")
         chosen = None if size == "all" else self.choose(key, int(size))
         return _rows.batch(self.fields, chosen, self.sort_axis)
 
@@ -171,7 +172,7 @@ class RandomRowSampler:
         }
 
 
-@_pytrees.record(data=("fields",), meta=("sort_axis",))
+@pytrees.record(data=("fields",), meta=("sort_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledRowSampler:
     """Every row of a pool exactly once per epoch, in a fresh order each epoch; a `StepSampler`.
@@ -201,7 +202,7 @@ class ShuffledRowSampler:
 
     def __post_init__(self) -> None:
         _hold_fields(self)
-        _checks.whole_number(self.num_rows, "the number of rows", 2**31, start=1)
+        validation.whole_number(self.num_rows, "the number of rows", 2**31, start=1)
 
     @property
     def num_rows(self) -> int:
@@ -219,7 +220,7 @@ class ShuffledRowSampler:
         Returns:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
-        size = _checks.batch_size(size, "size")
+        size = validation.batch_size(size, "size")
         chosen = None if size == "all" else self.choose_at(key, step, size)
         return _rows.batch(self.fields, chosen, self.sort_axis)
 
@@ -230,7 +231,7 @@ class ShuffledRowSampler:
     def choose_at(self, key: KeyScalar, step: Step, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample_at` gives, before they are sorted."""
         if not isinstance(step, jax.core.Tracer):
-            step = np.int32(_checks.step_number(step))
+            step = np.int32(validation.step_number(step))
         return _rows.draw_shuffled(key, step, size, self.num_rows)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
@@ -251,7 +252,7 @@ class ShuffledRowSampler:
         }
 
 
-@_pytrees.record(data=("fields", "weights"), meta=("replace", "num_positive", "sort_axis"))
+@pytrees.record(data=("fields", "weights"), meta=("replace", "num_positive", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightedRowSampler:
     """Rows of a pool in proportion to weights; a row of weight zero is never drawn.
@@ -285,7 +286,7 @@ class WeightedRowSampler:
 
     def __post_init__(self) -> None:
         _hold_fields(self)
-        _checks.flag(self.replace, "replace")
+        validation.flag(self.replace, "replace")
         weights, count = self.weights, None
         if isinstance(weights, jax.core.Tracer):
             _require_shape(weights, self.num_rows)
@@ -317,7 +318,7 @@ class WeightedRowSampler:
         Returns:
             Field name -> array of shape `(size, ...)`, dtypes of the pool.
         """
-        self.check_size(_checks.batch_size(size, "size"), "size")
+        self.check_size(validation.batch_size(size, "size"), "size")
         chosen = None if size == "all" else self.choose(key, int(size))
         return _rows.batch(self.fields, chosen, self.sort_axis)
 
@@ -362,8 +363,8 @@ def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = Tr
         TypeError: known weights are not numbers.
         ValueError: known weights are not finite, negative or all zero, or too few are positive.
     """
-    size = _checks.positive(size, "size")
-    _checks.flag(replace, "replace")
+    size = validation.positive(size, "size")
+    validation.flag(replace, "replace")
     if isinstance(weights, jax.core.Tracer):
         _require_shape(weights, None)
         _require_rows(size, "size", weights.shape[0], replace)

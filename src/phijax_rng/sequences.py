@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks, _pytrees, shuffle
-from phijax_rng._types import BatchSize, KeyScalar, Rows
+from phijax_rng import shuffle
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 from phijax_rng.geometries import checked, contents, described, kind_of
 
 MAX_SOBOL_SIZE = 2**24
@@ -68,7 +69,7 @@ class _PointSet:
         return {"kind": kind_of(self), "domain": described(self.domain)}
 
     def _checked(self, size: BatchSize, name: str) -> int:
-        count = _checks.num_points(size, name)
+        count = validation.num_points(size, name)
         if count > self.largest:
             raise ValueError(
                 f"{name} must be at most {self.largest}, got {count}. Draw less, or use independent points."
@@ -76,7 +77,7 @@ class _PointSet:
         return count
 
 
-@_pytrees.record(data=("domain",))
+@pytrees.record(data=("domain",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SobolSampler(_PointSet):
     """The first points of Sobol's sequence, scrambled afresh by each key.
@@ -171,7 +172,7 @@ def _unit(words: jax.Array) -> jax.Array:
     return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
-@_pytrees.record(data=("domain",))
+@pytrees.record(data=("domain",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class LatinHypercubeSampler(_PointSet):
     """One point in each of `size` equal intervals of every axis (McKay, Beckman and Conover, 1979).

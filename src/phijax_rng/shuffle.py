@@ -32,8 +32,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, Integer, UInt32
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 
 Words: TypeAlias = UInt32[Array, "..."]
 
@@ -249,7 +249,7 @@ def _checked_index(index: ArrayLike, n: int) -> tuple[ArrayLike, int]:
             f"n must be known before tracing, got a traced {n.dtype}. Pass a Python int: "
             "it decides the compiled program."
         )
-    n = _checks.whole_number(n, "n", 2**31, start=1)
+    n = validation.whole_number(n, "n", 2**31, start=1)
     array = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"index must hold integers, got {index!r}. Pass integers in [0, n).")

@@ -24,8 +24,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _checks, _draws, _entries, _held, _pytrees, keys
-from phijax_rng._types import Batches, BatchSize, BatchSizes, KeyScalar, Step
+from phijax_rng import _draws, _entries, _held, keys
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
 from phijax_rng.hosted import INDEX, HostSampler, gather_own, make_sampler, place
 
 
@@ -45,7 +46,7 @@ class TrainingBatchSource(Protocol):
         ...
 
 
-@_pytrees.record(data=("_samplers", "key"), meta=("names", "dealt_to", "_sizes"))
+@pytrees.record(data=("_samplers", "key"), meta=("names", "dealt_to", "_sizes"))
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class NamedBatchSource:
     """`step -> {name: {field: rows}}`, one sampler for each name.
@@ -86,7 +87,7 @@ class NamedBatchSource:
             TypeError: not mappings by name, something that is not a sampler, or not a key.
             ValueError: names that differ, or a size that a sampler cannot serve.
         """
-        names = _checks.names(tuple(_checks.mapping(samplers, "samplers")), "samplers")
+        names = validation.names(tuple(validation.mapping(samplers, "samplers")), "samplers")
         sizes = _entries.checked_sizes(samplers, batch_sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "key", keys.require_key(key, "key"))
@@ -133,11 +134,11 @@ class NamedBatchSource:
             ValueError: a name without a pool or a size, a size that a pool cannot serve, or options that
                 contradict each other.
         """
-        _checks.mapping(pools, "pools")
-        _checks.mapping(batch_sizes, "batch_sizes")
+        validation.mapping(pools, "pools")
+        validation.mapping(batch_sizes, "batch_sizes")
         if names is None:
             _entries.require_sizes(pools, batch_sizes)
-        chosen = _checks.names(tuple(batch_sizes) if names is None else names, "names")
+        chosen = validation.names(tuple(batch_sizes) if names is None else names, "names")
         sort_axes, weights = dict(sort_axes or {}), dict(weights or {})
         for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
             _entries.require_names(chosen, given, label)
@@ -187,7 +188,7 @@ class NamedBatchSource:
         if isinstance(step, jax.core.Tracer) or self._is_traced:
             self._require_traceable()
             return _draws.draw(self, step, dict(sampler_state or {}))
-        number = _checks.step_number(step)
+        number = validation.step_number(step)
         draw, leaves = self._compiled
         drawn = draw(leaves, number, dict(sampler_state or {}))
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
@@ -376,8 +377,8 @@ class PoolDataModule:
     options: Mapping[str, Any]
 
     def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: Any):
-        _checks.mapping(pools, "pools")
-        _checks.mapping(batch_sizes, "batch_sizes")
+        validation.mapping(pools, "pools")
+        validation.mapping(batch_sizes, "batch_sizes")
         _entries.require_sizes(pools, batch_sizes)
         object.__setattr__(self, "pools", dict(pools))
         object.__setattr__(self, "batch_sizes", dict(batch_sizes))

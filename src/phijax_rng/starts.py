@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng import _checks, keys, processes
+from phijax_rng import keys, processes
+from phijax_rng._base import validation
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.errors import RunExistsError
 from phijax_rng.state import TrainState
@@ -117,8 +118,8 @@ def decide(
         FileNotFoundError: there is no such checkpoint.
         RunExistsError: a fresh run into a directory that holds a run.
     """
-    _checks.one_of(resume, "resume", (False, True, "auto"))
-    _checks.flag(weights_only, "weights_only")
+    validation.one_of(resume, "resume", (False, True, "auto"))
+    validation.flag(weights_only, "weights_only")
     if ckpt_path == "last":
         resume, ckpt_path = _last(resume), None
     elsewhere = _other_root(checkpoints, ckpt_path)

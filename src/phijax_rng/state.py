@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
-from phijax_rng._types import KeyScalar
+from phijax_rng._base.types import KeyScalar
 
 
 @jax.tree_util.register_dataclass

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from phijax_rng import _checks, _pytrees, keys, trial
-from phijax_rng._types import Batches, KeyScalar
+from phijax_rng import keys, trial
+from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import Batches, KeyScalar
 from phijax_rng.balancers import LossBalancer, StaticLossBalancer, adapts
 from phijax_rng.module import LossModule, StepOutput
 from phijax_rng.state import TrainState, is_trainable, merge, trainable
@@ -41,7 +42,7 @@ class TrainStep(Protocol):
         ...
 
 
-@_pytrees.record(data=("values",), meta=("names",))
+@pytrees.record(data=("values",), meta=("names",))
 class _Pairs:
     """A mapping that keeps its order through JAX's transformations."""
 
@@ -267,7 +268,7 @@ def _require_same_structure(returned: Any, given: Any) -> None:
 def _require_same_losses(losses: Mapping[str, Any], names: tuple[str, ...] | None, label: str) -> None:
     if names is not None and set(names) != set(losses):
         raise ValueError(
-            f"losses returned {_checks.shown(losses)}, but {label} are {_checks.shown(names)}. "
+            f"losses returned {validation.shown(losses)}, but {label} are {validation.shown(names)}. "
             "Make them agree."
         )
     if TOTAL in losses:

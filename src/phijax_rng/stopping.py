@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import _checks, processes
+from phijax_rng import processes
+from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
 
 MODES = ("min", "max")
@@ -44,11 +45,11 @@ class EarlyStopping:
     every_n_steps: int = 100
 
     def __post_init__(self) -> None:
-        _checks.names((self.metric,), "metric")
-        _checks.positive(self.patience, "patience")
-        _checks.positive(self.every_n_steps, "every_n_steps")
-        _checks.one_of(self.mode, "mode", MODES)
-        _checks.at_least_zero(self.min_delta, "min_delta")
+        validation.names((self.metric,), "metric")
+        validation.positive(self.patience, "patience")
+        validation.positive(self.every_n_steps, "every_n_steps")
+        validation.one_of(self.mode, "mode", MODES)
+        validation.at_least_zero(self.min_delta, "min_delta")
 
     @property
     def name(self) -> str:
@@ -73,7 +74,7 @@ class EarlyStopping:
         if self.metric not in event.metrics:
             raise ValueError(
                 f"EarlyStopping follows {self.metric!r}, and step {event.step} has "
-                f"{_checks.shown(event.metrics)}. Follow one of them, or put the callback that reports it "
+                f"{validation.shown(event.metrics)}. Follow one of them, or put the callback that reports it "
                 "before, at the same steps."
             )
         value = event.metrics[self.metric]

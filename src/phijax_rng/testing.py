@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 from phijax_rng.auditing import AuditReport, audit
 
 MakeRun = Callable[[str], Callable[[int], Any]]
@@ -63,7 +63,7 @@ def assert_resume_exact(
         ValueError: cuts that are out of order or out of range.
     """
     __tracebackhide__ = True
-    stops = _checked_cuts(cuts, _checks.whole_number(steps, "steps", 2**31, start=3))
+    stops = _checked_cuts(cuts, validation.whole_number(steps, "steps", 2**31, start=3))
     with contextlib.ExitStack() as stack:
         root = Path(directory or stack.enter_context(tempfile.TemporaryDirectory()))
         whole = make_run(_fresh(root / "whole"))(steps)
@@ -335,7 +335,7 @@ def _require_told_apart(
 def _checked_cuts(cuts: Sequence[int] | None, steps: int) -> tuple[int, ...]:
     if cuts is None:
         return (steps // 3, max(2 * steps // 3, steps // 3 + 1))
-    stops = tuple(_checks.whole_number(cut, f"cuts[{i}]", steps, start=1) for i, cut in enumerate(cuts))
+    stops = tuple(validation.whole_number(cut, f"cuts[{i}]", steps, start=1) for i, cut in enumerate(cuts))
     if len(stops) < 2 or list(stops) != sorted(set(stops)):
         raise ValueError(
             f"cuts must be at least two different steps in ascending order, got {tuple(cuts)!r}. "

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from phijax_rng import _checks, keys, predict, processes, starts
+from phijax_rng import keys, predict, processes, starts
+from phijax_rng._base import validation
 from phijax_rng.arguments import (
     require_datamodule,
     require_masked,
@@ -93,18 +94,18 @@ class Trainer:
     microbatches: int = 1
 
     def __post_init__(self) -> None:
-        _checks.step_number(self.max_steps, "max_steps")
-        _checks.positive(self.log_every_n_steps, "log_every_n_steps")
-        _checks.positive(self.microbatches, "microbatches")
-        _checks.flag(self.progress, "progress")
-        _checks.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
-        _checks.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
+        validation.step_number(self.max_steps, "max_steps")
+        validation.positive(self.log_every_n_steps, "log_every_n_steps")
+        validation.positive(self.microbatches, "microbatches")
+        validation.flag(self.progress, "progress")
+        validation.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
+        validation.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
         object.__setattr__(self, "callbacks", checked(self.callbacks))
         Pace(self.chunk_size)
         require_devices(self.devices)
         if self.shardings is not None:
-            _checks.function(self.shardings, "shardings")
-        _checks.one_of(self.uneven, "uneven", UNEVEN)
+            validation.function(self.shardings, "shardings")
+        validation.one_of(self.uneven, "uneven", UNEVEN)
         if self.uneven == "pad" and self.microbatches != 1:
             raise ValueError(
                 f"microbatches={self.microbatches} averages over slices of a batch, and with uneven='pad' "
@@ -156,7 +157,7 @@ class Trainer:
         require_datamodule(datamodule)
         require_optimizer(optimizer)
         require_masked(self.uneven, module)
-        _checks.one_of(on_change, "on_change", _ON_CHANGE)
+        validation.one_of(on_change, "on_change", _ON_CHANGE)
         with (
             processes.watched(),
             StopSignals() as signals,
@@ -219,7 +220,7 @@ class Trainer:
         require_masked(self.uneven, module, train_step)
         if source is None:
             require_datamodule(datamodule)
-        _checks.one_of(on_change, "on_change", _ON_CHANGE)
+        validation.one_of(on_change, "on_change", _ON_CHANGE)
         with (
             processes.watched(),
             StopSignals() as signals,
@@ -298,7 +299,7 @@ class Trainer:
                 seed=seed,
                 balancer=balancer,
                 microbatches=self.microbatches,
-                steps=_checks.positive(steps, "steps"),
+                steps=validation.positive(steps, "steps"),
                 allow=allow,
                 placement=self._placement(),
             )

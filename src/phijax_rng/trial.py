@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.balancers import adapts, checked_sizes
 from phijax_rng.module import array_type, is_array, scalars
 from phijax_rng.state import is_trainable
@@ -43,7 +43,7 @@ def require_balancer(balancer: Any, known: tuple[str, ...] | None = None, *, alo
     require_members(balancer)
     names = balancer.loss_names
     if names is not None:
-        names = _checks.names(names, "balancer.loss_names")
+        names = validation.names(names, "balancer.loss_names")
         _require_known(names, known, alone)
     schedule(balancer)
     state = initial_state(balancer)
@@ -55,7 +55,7 @@ def require_balancer(balancer: Any, known: tuple[str, ...] | None = None, *, alo
 
 def require_members(balancer: Any) -> None:
     """Raises a TypeError unless it has the members of a `LossBalancer`, with the right parameters."""
-    _checks.instance(balancer, "balancer")
+    validation.instance(balancer, "balancer")
     missing = [name for name in ("loss_names", *_METHODS) if not hasattr(balancer, name)]
     if missing:
         raise TypeError(
@@ -64,14 +64,15 @@ def require_members(balancer: Any) -> None:
         )
     for name, arguments in (_METHODS | _OPTIONAL).items():
         if name in _METHODS or getattr(balancer, name, None) is not None:
-            _checks.takes(getattr(balancer, name), f"balancer.{name}", *arguments)
+            validation.takes(getattr(balancer, name), f"balancer.{name}", *arguments)
 
 
 def _require_known(names: tuple[str, ...], known: tuple[str, ...] | None, alone: bool) -> None:
     if known is None or set(names) == set(known) or (not alone and set(names) <= set(known)):
         return
     raise ValueError(
-        f"the balancer's loss_names are {_checks.shown(names)}, and the module's are {_checks.shown(known)}. "
+        f"the balancer's loss_names are {validation.shown(names)}, and the module's are "
+        f"{validation.shown(known)}. "
         "Make them agree."
     )
 
@@ -97,9 +98,9 @@ def schedule(balancer: Any) -> tuple[int, int] | None:
             f"balancer offers update and must say how often, got {balancer!r}. Give it update_every_n_steps."
         )
     checked_sizes(getattr(balancer, "diagnostic_batch_sizes", None))
-    every = _checks.positive(balancer.update_every_n_steps, "balancer.update_every_n_steps")
+    every = validation.positive(balancer.update_every_n_steps, "balancer.update_every_n_steps")
     start = getattr(balancer, "update_start_step", None)
-    return every, every if start is None else _checks.step_number(start, "balancer.update_start_step")
+    return every, every if start is None else validation.step_number(start, "balancer.update_start_step")
 
 
 def initial_state(balancer: Any) -> Any:

@@ -8,7 +8,13 @@ import jax
 import numpy as np
 import optax
 
-from phijax_rng import Checkpoints, DamagedCheckpointError, TrainState, initialize_train_state, keys
+from phijax_rng import (
+    Checkpoints,
+    DamagedCheckpointError,
+    TrainState,
+    initialize_train_state,
+    keys,
+)
 
 STEPS = (10, 20, 30)
 

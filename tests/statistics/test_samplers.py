@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from phijax_rng import NamedBatchSource, RandomRowSampler, SpaceTimeSampler, UniformDomainSampler, keys
+from phijax_rng import (
+    NamedBatchSource,
+    RandomRowSampler,
+    SpaceTimeSampler,
+    UniformDomainSampler,
+    keys,
+)
 
 FALSE_ALARM = 1e-4
 KEY = keys.split_root(31).sampling

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import _checks
+from phijax_rng._base import validation
 from tests._subprocess import ROOT, run_python
 
 MEND = "Pass an int or a NumPy integer."
@@ -18,8 +18,8 @@ MEND = "Pass an int or a NumPy integer."
     ids=["int", "int8", "uint64", "jax int32", "jax uint8", "array of shape ()"],
 )
 def test_whole_numbers_of_python_numpy_and_jax_become_a_python_int(value):
-    assert _checks.is_whole(value)
-    number = _checks.whole_number(value, "count", 10)
+    assert validation.is_whole(value)
+    number = validation.whole_number(value, "count", 10)
     assert type(number) is int
     assert number == 3
 
@@ -40,9 +40,9 @@ def test_whole_numbers_of_python_numpy_and_jax_become_a_python_int(value):
     ],
 )
 def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
-    assert not _checks.is_whole(value)
+    assert not validation.is_whole(value)
     with pytest.raises(TypeError) as caught:
-        _checks.whole_number(value, "count", 10)
+        validation.whole_number(value, "count", 10)
     assert str(caught.value) == f"count must be a whole number, got {shown}. {MEND}"
 
 
@@ -65,18 +65,18 @@ def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
 )
 def test_a_whole_number_out_of_range_is_refused_with_the_range(value, start, stop, message):
     with pytest.raises(ValueError) as caught:
-        _checks.whole_number(value, "count", stop, start=start)
+        validation.whole_number(value, "count", stop, start=start)
     assert str(caught.value) == message
 
 
 def test_the_ends_of_the_range_are_inside_and_outside():
-    assert _checks.whole_number(1, "count", 2**16, start=1) == 1
-    assert _checks.whole_number(2**16 - 1, "count", 2**16, start=1) == 2**16 - 1
+    assert validation.whole_number(1, "count", 2**16, start=1) == 1
+    assert validation.whole_number(2**16 - 1, "count", 2**16, start=1) == 2**16 - 1
 
 
 @pytest.mark.parametrize("step", [0, 1, 2**31 - 1, np.int64(7)])
 def test_steps_up_to_the_last_int32_are_steps(step):
-    assert _checks.step_number(step) == int(step)
+    assert validation.step_number(step) == int(step)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_steps_up_to_the_last_int32_are_steps(step):
 )
 def test_what_is_no_step_is_refused_with_what_a_step_is(step, error, message):
     with pytest.raises(error) as caught:
-        _checks.step_number(step)
+        validation.step_number(step)
     assert str(caught.value) == f"{message} A step counts completed optimizer updates."
 
 
 def test_a_count_of_one_is_positive_and_zero_is_not():
-    assert _checks.positive(np.int32(1), "max_steps") == 1
+    assert validation.positive(np.int32(1), "max_steps") == 1
     with pytest.raises(ValueError) as caught:
-        _checks.positive(0, "max_steps")
+        validation.positive(0, "max_steps")
     assert str(caught.value) == "max_steps must be in [1, 2**31), got 0. Pick a number inside the range."
 
 
@@ -105,7 +105,7 @@ def test_a_count_of_one_is_positive_and_zero_is_not():
     ("size", "held"), [(1, 1), (np.int64(64), 64), ("all", "all"), (np.str_("all"), "all")]
 )
 def test_sizes_are_positive_ints_or_the_word_all(size, held):
-    checked = _checks.batch_size(size, "size")
+    checked = validation.batch_size(size, "size")
     assert checked == held
     assert type(checked) is type(held)
 
@@ -123,7 +123,7 @@ def test_sizes_are_positive_ints_or_the_word_all(size, held):
 )
 def test_what_is_no_size_is_refused_with_what_a_size_is(size, error, shown):
     with pytest.raises(error) as caught:
-        _checks.batch_size(size, "batch_sizes['pde']")
+        validation.batch_size(size, "batch_sizes['pde']")
     assert str(caught.value) == (
         f"batch_sizes['pde'] must be a positive int or 'all', got {shown}. "
         "Use 'all' to take every row of the pool."
@@ -132,35 +132,35 @@ def test_what_is_no_size_is_refused_with_what_a_size_is(size, error, shown):
 
 def test_a_size_beyond_int32_is_refused():
     with pytest.raises(ValueError) as caught:
-        _checks.batch_size(2**31, "size")
+        validation.batch_size(2**31, "size")
     assert str(caught.value) == "size must be in [1, 2**31), got 2147483648. Pick a number inside the range."
 
 
 def test_a_choice_is_taken_by_value_and_type():
     choices = (False, True, "auto")
-    assert _checks.one_of("auto", "resume", choices) == "auto"
-    assert _checks.one_of(True, "resume", choices) is True
+    assert validation.one_of("auto", "resume", choices) == "auto"
+    assert validation.one_of(True, "resume", choices) is True
     for other in (1, 0, np.array([1, 2]), "AUTO", None):
         with pytest.raises(ValueError) as caught:
-            _checks.one_of(other, "resume", choices)
+            validation.one_of(other, "resume", choices)
         assert str(caught.value) == (
             f"resume must be one of False, True, 'auto', got {other!r}. Pick one of them."
         )
 
 
 def test_flags_are_bools_and_nothing_that_looks_like_one():
-    assert _checks.flag(np.True_, "replace") is True
+    assert validation.flag(np.True_, "replace") is True
     for other in (1, 0, "yes", None):
         with pytest.raises(TypeError) as caught:
-            _checks.flag(other, "replace")
+            validation.flag(other, "replace")
         assert str(caught.value) == f"replace must be True or False, got {other!r}. Pass a bool."
 
 
 def test_names_become_a_tuple_in_their_order():
-    assert _checks.names(["pde", "bc"], "names") == ("pde", "bc")
-    assert _checks.names((name for name in ("pde", "bc")), "names") == ("pde", "bc")
+    assert validation.names(["pde", "bc"], "names") == ("pde", "bc")
+    assert validation.names((name for name in ("pde", "bc")), "names") == ("pde", "bc")
     with pytest.raises(TypeError, match=r"^names must be a sequence of names, got the mapping "):
-        _checks.names({"pde": 1, "bc": 2}, "names")
+        validation.names({"pde": 1, "bc": 2}, "names")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_names_become_a_tuple_in_their_order():
 )
 def test_what_is_no_list_of_names_is_refused(values, error, message):
     with pytest.raises(error) as caught:
-        _checks.names(values, "names")
+        validation.names(values, "names")
     assert str(caught.value) == message
 
 
@@ -219,25 +219,25 @@ def test_what_is_no_list_of_names_is_refused(values, error, message):
 )
 def test_what_is_no_mapping_by_name_is_refused(value, error, message):
     with pytest.raises(error) as caught:
-        _checks.mapping(value, "pools")
+        validation.mapping(value, "pools")
     assert str(caught.value) == message
 
 
 def test_any_mapping_by_name_is_handed_back_as_it_is():
     view = types.MappingProxyType({"pde": 1})
-    assert _checks.mapping(view, "pools") is view
+    assert validation.mapping(view, "pools") is view
 
 
 def test_what_cannot_be_called_is_refused():
-    assert _checks.function(len, "losses") is len
+    assert validation.function(len, "losses") is len
     with pytest.raises(TypeError) as caught:
-        _checks.function(3, "losses")
+        validation.function(3, "losses")
     assert str(caught.value) == "losses must be callable, got 3. Pass a function."
 
 
 def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
-    assert _checks.shown(["a", "b"]) == "'a', 'b'"
-    assert _checks.shown({}) == "nothing"
+    assert validation.shown(["a", "b"]) == "'a', 'b'"
+    assert validation.shown({}) == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
 )
 def test_what_is_no_array_of_finite_numbers_is_refused(value, shape, error, message):
     with pytest.raises(error) as caught:
-        _checks.finite_float32(value, "center", shape)
+        validation.finite_float32(value, "center", shape)
     assert str(caught.value) == message
 
 
 def test_finite_numbers_become_a_read_only_array_of_their_own():
     given = np.array([1.0, 2.0])
-    held = _checks.finite_float32(given, "center", (None,))
+    held = validation.finite_float32(given, "center", (None,))
     given[0] = 5
     assert held.tolist() == [1, 2] and held.dtype == np.float32
     assert not held.flags.writeable
@@ -266,9 +266,9 @@ def test_finite_numbers_become_a_read_only_array_of_their_own():
 
 @pytest.mark.parametrize("value", [1, np.int32(1)])
 def test_a_number_of_points_is_a_size_that_is_not_all(value):
-    assert _checks.num_points(value, "size") == 1
+    assert validation.num_points(value, "size") == 1
     with pytest.raises(ValueError) as caught:
-        _checks.num_points("all", "size")
+        validation.num_points("all", "size")
     assert str(caught.value) == (
         "size='all' needs a finite pool; a continuous domain has none. Pass a positive int."
     )
@@ -282,24 +282,24 @@ def test_the_checks_do_without_jax():
         assert checks["whole_number"](3, "step", 10) == 3
         assert "jax" not in sys.modules
         """,
-        ROOT / "src" / "phijax_rng" / "_checks.py",
+        ROOT / "src" / "phijax_rng" / "validation.py",
     )
 
 
 @pytest.mark.parametrize(
     ("check", "value", "error", "message"),
     [
-        (_checks.finite_number, True, TypeError, "eps must be a number, got True. Pass a float."),
-        (_checks.finite_number, "1", TypeError, "eps must be a number, got '1'. Pass a float."),
-        (_checks.finite_number, np.nan, ValueError, "eps must be finite, got nan. Pick a finite number."),
+        (validation.finite_number, True, TypeError, "eps must be a number, got True. Pass a float."),
+        (validation.finite_number, "1", TypeError, "eps must be a number, got '1'. Pass a float."),
+        (validation.finite_number, np.nan, ValueError, "eps must be finite, got nan. Pick a finite number."),
         (
-            _checks.at_least_zero,
+            validation.at_least_zero,
             -1,
             ValueError,
             "eps must be finite and not negative, got -1. Pick a number of at least 0.",
         ),
         (
-            _checks.above_zero,
+            validation.above_zero,
             np.inf,
             ValueError,
             "eps must be positive and finite, got inf. Pick a number above 0.",
@@ -313,41 +313,45 @@ def test_what_is_no_such_number_is_refused(check, value, error, message):
 
 
 def test_numbers_come_back_as_floats():
-    assert [_checks.finite_number(v, "eps") for v in (-2, np.float32(0.5), np.int64(3))] == [-2.0, 0.5, 3.0]
-    assert (_checks.at_least_zero(0, "eps"), _checks.above_zero(1, "eps")) == (0.0, 1.0)
+    assert [validation.finite_number(v, "eps") for v in (-2, np.float32(0.5), np.int64(3))] == [
+        -2.0,
+        0.5,
+        3.0,
+    ]
+    assert (validation.at_least_zero(0, "eps"), validation.above_zero(1, "eps")) == (0.0, 1.0)
 
 
 def test_a_function_with_other_parameters_is_refused():
     def own(state, *, rate=0.5):
         return state
 
-    assert _checks.takes(own, "own", "state") is own
-    assert _checks.takes(max, "max", "losses", "state") is max  # compiled code need not tell
+    assert validation.takes(own, "own", "state") is own
+    assert validation.takes(max, "max", "losses", "state") is max  # compiled code need not tell
     with pytest.raises(TypeError) as caught:
-        _checks.takes(own, "own", "losses", "state")
+        validation.takes(own, "own", "losses", "state")
     assert str(caught.value) == (
         "own must take (losses, state), got (state, *, rate=0.5). Mend its parameters."
     )
 
 
 def test_a_class_in_place_of_an_object_is_refused():
-    assert _checks.instance(3, "balancer") == 3
+    assert validation.instance(3, "balancer") == 3
     with pytest.raises(TypeError) as caught:
-        _checks.instance(int, "balancer")
+        validation.instance(int, "balancer")
     assert str(caught.value) == "balancer must be an object, got the class int. Call it: int(...)."
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
-    _checks.writable(tmp_path / "new" / "newer")
+    validation.writable(tmp_path / "new" / "newer")
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError) as caught:
-        _checks.writable(tmp_path / "file" / "new")
+        validation.writable(tmp_path / "file" / "new")
     assert str(caught.value) == (
         f"{tmp_path / 'file'} is not a directory, so nothing can be written below it. Name another."
     )
     monkeypatch.setattr("os.access", lambda path, mode: False)  # to root, everything is writable
     with pytest.raises(PermissionError) as caught:
-        _checks.writable(tmp_path / "new")
+        validation.writable(tmp_path / "new")
     assert str(caught.value) == (
         f"{tmp_path} may not be written to. Name another place, or mend its permissions."
     )

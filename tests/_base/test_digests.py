@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import digest as module
-from phijax_rng.digest import digest, digest_fields
+from phijax_rng._base import digests as module
+from phijax_rng._base.digests import digest, digest_fields
 
 BASE = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _checks
-from phijax_rng._types import KeyScalar
+from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 
 _WORDS = {"float32": jnp.uint32, "float64": jnp.uint64}
 
@@ -121,7 +121,7 @@ def checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[A
     if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
         raise TypeError(f"{name} must be pairs (lo, hi), got {bounds!r}. Pass one pair for each axis.")
     try:
-        pairs = _checks.real_numbers(bounds)
+        pairs = validation.real_numbers(bounds)
     except (TypeError, ValueError):
         raise TypeError(
             f"{name} must be pairs of numbers, got {bounds!r}. Pass one (lo, hi) for each axis."

@@ -1,0 +1,1 @@
+"""What every other wing may use: checks, pytrees, digests, exact arithmetic. Private."""
