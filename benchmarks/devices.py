@@ -25,7 +25,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
-from phijax_rng.placement import resolve
+from phijax_rng.devices.placement import resolve
 from phijax_rng.state import initialize_train_state
 
 ROWS = 2**13

@@ -31,12 +31,12 @@ from phijax_rng import (
     initialize_train_state,
     keys,
     masked_mean,
-    processes,
 )
 from phijax_rng._ask import HostSource
 from phijax_rng._base.digests import digest
+from phijax_rng.devices import processes
+from phijax_rng.devices.placement import DATA_AXIS
 from phijax_rng.feeds import make_feed
-from phijax_rng.placement import DATA_AXIS
 from tests import _problems
 
 STEPS = 50

@@ -76,8 +76,9 @@ def join(index: int, port: int, heartbeat_seconds: int) -> None:
 
 def agreements() -> None:
     """What the first process says, and what is refused everywhere; printed."""
-    from phijax_rng import keys, processes
-    from phijax_rng.placement import resolve
+    from phijax_rng import keys
+    from phijax_rng.devices import processes
+    from phijax_rng.devices.placement import resolve
     from tests import _devices
 
     index = jax.process_index()
@@ -108,7 +109,7 @@ def agreements() -> None:
 def batches() -> None:
     """Fifty batches of the compiled loop beside those of one device; the steps after the first guarded."""
     from phijax_rng import keys
-    from phijax_rng.placement import on_device, resolve
+    from phijax_rng.devices.placement import on_device, resolve
     from tests import _devices
 
     source = _devices.source()
@@ -132,7 +133,7 @@ def batches() -> None:
 
 def hosted() -> None:
     """Batches whose rows lie on the host, beside those of one device; which rows this process read."""
-    from phijax_rng.placement import on_device, resolve
+    from phijax_rng.devices.placement import on_device, resolve
     from tests import _devices
 
     table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
@@ -153,7 +154,7 @@ def hosted() -> None:
 
 def _filled_up() -> None:
     """The same of batches that the devices cannot share, filled up and masked."""
-    from phijax_rng.placement import resolve
+    from phijax_rng.devices.placement import resolve
     from tests import _devices
 
     placed = resolve("auto", shardings=_devices.rows_split, uneven="pad")
@@ -258,7 +259,7 @@ def matrix(folder: str, *saved: str) -> None:
 
 def clocks(told: str) -> None:
     """A run in which the clocks of the processes disagree, about chunks and about saves."""
-    from phijax_rng import processes
+    from phijax_rng.devices import processes
     from phijax_rng.loop import Pace
     from tests import _devices
 

@@ -12,6 +12,7 @@ from phijax_rng.chunks import Chunk
 from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.csv_history import CSVHistory
 from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
+from phijax_rng.devices.row_masks import masked_mean
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import (
     CheckpointMismatchError,
@@ -32,7 +33,6 @@ from phijax_rng.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.iterables import IterableSource
 from phijax_rng.loggers import TensorBoardLogger, WandbLogger
 from phijax_rng.loop import TrainLoop
-from phijax_rng.masks import masked_mean
 from phijax_rng.module import DataModule, LossModule, StepOutput
 from phijax_rng.ntk import NTKBalancer
 from phijax_rng.pools import HostPool

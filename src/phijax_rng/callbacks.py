@@ -22,9 +22,10 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import keys, processes
+from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
+from phijax_rng.devices import processes
 from phijax_rng.history import History
 from phijax_rng.state import TrainState
 

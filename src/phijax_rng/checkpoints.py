@@ -34,9 +34,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
 
-from phijax_rng import manifest, processes
+from phijax_rng import manifest
 from phijax_rng._base import validation
 from phijax_rng._lock import DirectoryLock
+from phijax_rng.devices import processes
 from phijax_rng.document import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
 from phijax_rng.folder import DOCUMENT, DOCUMENT_FILE, Folder

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import masks
 from phijax_rng._ask import ask
 from phijax_rng._base import pytrees, validation
-from phijax_rng.placement import Placement
+from phijax_rng.devices import row_masks
+from phijax_rng.devices.placement import Placement
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
 # the host's work behind the loop's, and never a second pool on the device.
@@ -195,7 +195,7 @@ class MixedBatches:
         drawn = ask(self.inside, step, sampler_state)
         batches = {**fed, **drawn}
         if sizes is not None:
-            sizes = {**sizes, **jax.tree.map(masks.rows_of, drawn)}
+            sizes = {**sizes, **jax.tree.map(row_masks.rows_of, drawn)}
         return {name: batches[name] for name in self.names}, sizes
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phijax_rng import processes
 from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
+from phijax_rng.devices import processes
 
 
 class TensorBoardLogger:

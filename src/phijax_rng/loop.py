@@ -29,9 +29,9 @@ from phijax_rng import _threefry, keys, trial
 from phijax_rng._ask import ask
 from phijax_rng._base import validation
 from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
+from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.executables import compiled
 from phijax_rng.module import StepOutput, require_mask, require_parameters, scalars
-from phijax_rng.placement import Placement, on_device
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.step import TrainStep
 

@@ -27,9 +27,9 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import masks
 from phijax_rng._base import validation
 from phijax_rng._base.types import Batches, KeyScalar
+from phijax_rng.devices import row_masks
 
 _OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
 """What functions of a module are given if they ask for it by name."""
@@ -158,7 +158,7 @@ class LossModule:
 
 def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
     """The mask of batches that are not filled up, for a function that names it."""
-    return masks.every_row(batches) if names_mask(fn) else None
+    return row_masks.every_row(batches) if names_mask(fn) else None
 
 
 def called(

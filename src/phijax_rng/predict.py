@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import keys, processes
+from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.devices import processes
 from phijax_rng.module import LossModule
 from phijax_rng.results import FitResult
 from phijax_rng.state import TrainState

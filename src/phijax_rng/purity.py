@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import processes
 from phijax_rng._ask import HostSource, ask
 from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
@@ -19,6 +18,7 @@ from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementS
 from phijax_rng.balls import Ball, Sphere
 from phijax_rng.boxes import Box, BoxEdges, BoxFaces
 from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
+from phijax_rng.devices import processes
 from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
 from phijax_rng.hosted import HostedRowSampler

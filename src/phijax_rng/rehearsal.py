@@ -14,7 +14,7 @@ import jax
 from phijax_rng import keys
 from phijax_rng._ask import ask
 from phijax_rng.auditing import AuditReport, Session
-from phijax_rng.placement import Placement, resolve
+from phijax_rng.devices.placement import Placement, resolve
 from phijax_rng.refresh import with_sampler_state
 from phijax_rng.run import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.state import TrainState, advance, initialize_train_state

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from phijax_rng import processes
+from phijax_rng.devices import processes
 
 _log = logging.getLogger("phijax_rng")
 

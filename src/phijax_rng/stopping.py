@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import processes
 from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
+from phijax_rng.devices import processes
 
 MODES = ("min", "max")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import masked_mean
-from phijax_rng.masks import every_row
+from phijax_rng.devices.row_masks import every_row
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 2, 3), (5, 5)])

@@ -17,8 +17,8 @@ from phijax_rng import (
     UniformDomainSampler,
     masked_mean,
 )
-from phijax_rng.placement import resolve
-from phijax_rng.shares import Shares
+from phijax_rng.devices.placement import resolve
+from phijax_rng.devices.row_sharding import Shares
 from tests import _devices, _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import in_eight

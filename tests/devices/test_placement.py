@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from phijax_rng import Trainer, TrainLoop
-from phijax_rng.placement import on_device, require_devices, resolve
+from phijax_rng.devices.placement import on_device, require_devices, resolve
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import in_eight
@@ -262,11 +262,13 @@ def test_no_key_is_moved_after_the_first_step():
 def test_one_device_has_the_program_it_would_have_without_any_of_this(monkeypatch):
     problem = _problems.heat()
     program = problem.loop().program
-    monkeypatch.setattr("phijax_rng.placement.Placement.pin", lambda self, given, **_: given)
-    monkeypatch.setattr("phijax_rng.shares.Shares.split", lambda self, given, sizes: (given, None))
+    monkeypatch.setattr("phijax_rng.devices.placement.Placement.pin", lambda self, given, **_: given)
+    monkeypatch.setattr(
+        "phijax_rng.devices.row_sharding.Shares.split", lambda self, given, sizes: (given, None)
+    )
     assert problem.loop().program == program
     monkeypatch.setattr(
-        "phijax_rng.shares.Shares.split",
+        "phijax_rng.devices.row_sharding.Shares.split",
         lambda self, given, sizes: (jax.tree.map(lambda x: x * 1, given), None),
     )
     assert problem.loop().program != program, "the control"

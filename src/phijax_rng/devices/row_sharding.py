@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from phijax_rng import masks, processes
+from phijax_rng.devices import processes, row_masks
 
 UNEVEN = ("refuse", "whole", "pad")
 """What becomes of a batch whose rows the devices cannot share equally."""
@@ -73,7 +73,7 @@ class Shares:
         return jax.tree_util.tree_map_with_path(self._split, batches), None
 
     def _padded(self, batches: Any, sizes: Any) -> tuple[Any, dict[str, Any]]:
-        counts = masks.row_counts(batches, sizes)
+        counts = row_masks.row_counts(batches, sizes)
         mask = {name: self._mask(count) for name, count in counts.items()}
         filled = {name: jax.tree.map(self._filled_up, rows) for name, rows in batches.items()}
         return filled, mask

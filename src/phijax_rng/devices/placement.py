@@ -23,9 +23,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from phijax_rng import keys, processes
+from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng.shares import Shares
+from phijax_rng.devices import processes
+from phijax_rng.devices.row_sharding import Shares
 from phijax_rng.state import TrainState
 
 DATA_AXIS = "data"

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, processes
+from phijax_rng import Checkpoints
+from phijax_rng.devices import processes
 from tests import _pair
 from tests._subprocess import EIGHT_DEVICES, run_python, wait_for_line
 

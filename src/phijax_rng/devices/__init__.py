@@ -1,0 +1,10 @@
+"""Where arrays lie: devices, shares of rows, processes."""
+
+from phijax_rng.devices.placement import Placement, resolve
+from phijax_rng.devices.row_masks import masked_mean
+
+__all__ = [
+    "Placement",
+    "masked_mean",
+    "resolve",
+]
