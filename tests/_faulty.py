@@ -489,8 +489,8 @@ def one_mask_for_the_jacobians_of_all_rows(key: jax.Array) -> Any:
 
 @fault("drawn twice")
 def a_helper_in_a_library_called_from_two_lines(key: jax.Array) -> Any:
-    from phijax_rng import samplers
+    from phijax_rng.sampling import rows
 
-    rows = samplers.RandomRowSampler({"x": np.zeros((5, 1), np.float32)})
+    rows = rows.RandomRowSampler({"x": np.zeros((5, 1), np.float32)})
     first = rows.sample(key, 2)  # here
     return first, rows.sample(key, 2)  # here

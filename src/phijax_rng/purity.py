@@ -14,17 +14,17 @@ from typing import Any
 from phijax_rng._ask import HostSource, ask
 from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
-from phijax_rng.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
-from phijax_rng.balls import Ball, Sphere
-from phijax_rng.boxes import Box, BoxEdges, BoxFaces
-from phijax_rng.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.devices import processes
-from phijax_rng.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.errors import ImpureSourceError
-from phijax_rng.hosted import HostedRowSampler
-from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
-from phijax_rng.sequences import LatinHypercubeSampler, SobolSampler
-from phijax_rng.sources import NamedBatchSource
+from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
+from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
+from phijax_rng.sampling.geometry.balls import Ball, Sphere
+from phijax_rng.sampling.geometry.boxes import Box, BoxEdges, BoxFaces
+from phijax_rng.sampling.geometry.composites import InitialSlab, SpaceTimeCylinder, Union
+from phijax_rng.sampling.hosted import HostedRowSampler
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
+from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
+from phijax_rng.sampling.sources import NamedBatchSource
 
 _PURE = {
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),

@@ -20,7 +20,7 @@ from phijax_rng._ask import ask
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Rows
 from phijax_rng.module import LossModule
-from phijax_rng.samplers import AdaptiveSampler
+from phijax_rng.sampling.rows import AdaptiveSampler
 from phijax_rng.state import TrainState
 
 # Steps end below it, so the key of `init` is that of no refresh.

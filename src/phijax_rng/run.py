@@ -9,9 +9,9 @@ from phijax_rng._ask import HostSource
 from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
-from phijax_rng.iterables import IterableSource
 from phijax_rng.rebalancing import make_refresh
 from phijax_rng.refresh import adaptive_refresh, adaptive_samplers, chained, with_sampler_state
+from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.state import TrainState
 from phijax_rng.step import TrainStep
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import WeightedRowSampler, _weights, weighted_rows
+from phijax_rng import WeightedRowSampler, weighted_rows
+from phijax_rng.sampling import weighted
 from tests._bitwise import assert_trees_bitwise_equal
 
 KEY = jax.random.key(3)
@@ -45,24 +46,24 @@ KINDS = ("alike", "uniform", "far apart", "half zeros", "tiny", "huge")
 
 @pytest.mark.parametrize("n", [1, 2, 100])
 def test_sums_and_clocks_are_the_same_on_the_host_and_traced(n):
-    sums = jax.jit(lambda weights: _weights.traced_sums(_weights.safe(weights)))
-    clocks = jax.jit(lambda weights: _weights.traced_clocks(_weights.safe(weights)))
+    sums = jax.jit(lambda weights: weighted.traced_sums(weighted.safe(weights)))
+    clocks = jax.jit(lambda weights: weighted.traced_clocks(weighted.safe(weights)))
     for kind in KINDS:
         weights = some_weights(n, kind)
         known = weights.astype(np.float64)
-        assert_trees_bitwise_equal(sums(weights), _weights.sums_of(known))
-        assert_trees_bitwise_equal(clocks(weights), _weights.clocks_of(known))
+        assert_trees_bitwise_equal(sums(weights), weighted.sums_of(known))
+        assert_trees_bitwise_equal(clocks(weights), weighted.clocks_of(known))
 
 
 def test_sums_are_in_proportion_to_one_part_in_a_billion():
     weights = np.random.default_rng(1).random(1000) + 0.01
-    high, low = _weights.sums_of(weights)
+    high, low = weighted.sums_of(weights)
     sums = np.array([int(h) << 32 | int(w) for h, w in zip(high, low, strict=True)], object)
     np.testing.assert_allclose((sums / sums[-1]).astype(float), np.cumsum(weights) / weights.sum(), rtol=1e-9)
 
 
 def test_a_positive_weight_never_vanishes_and_a_zero_never_counts():
-    high, low = _weights.sums_of(np.array([0.0, 1.0, 1e-300, 0.0, 1e-30]))
+    high, low = weighted.sums_of(np.array([0.0, 1.0, 1e-300, 0.0, 1e-30]))
     steps = np.diff([int(h) << 32 | int(w) for h, w in zip(high, low, strict=True)], prepend=0)
     assert (steps > 0).tolist() == [False, True, True, False, True]
 
@@ -95,11 +96,11 @@ def test_the_exponential_variates_are_those_of_the_logarithm():
     high, low = (np.array(column) for column in bits.T)
     high[:64] = [*(2**k for k in range(32)), *(2**32 - 1 - 2**k for k in range(32))]
     low[:64] = 12345
-    drawn = np.asarray(jax.jit(_weights.exponential)(high, low))
+    drawn = np.asarray(jax.jit(weighted.exponential)(high, low))
     fraction = (high.astype(np.longdouble) * 2**32 + (low | 1)) / np.longdouble(2) ** 64
     np.testing.assert_allclose(drawn, (-np.log1p(-fraction)).astype(float), rtol=3e-7)
     with jax.disable_jit():
-        assert_trees_bitwise_equal(_weights.exponential(jnp.asarray(high), jnp.asarray(low)), drawn)
+        assert_trees_bitwise_equal(weighted.exponential(jnp.asarray(high), jnp.asarray(low)), drawn)
 
 
 @pytest.mark.parametrize("replace", [True, False])

@@ -20,11 +20,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _rows
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.pools import as_fields
-from phijax_rng.samplers import RandomRowSampler, ShuffledRowSampler, StepSampler, WeightedRowSampler
+from phijax_rng.sampling import row_indices
+from phijax_rng.sampling.pools import as_fields
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, StepSampler, WeightedRowSampler
 
 INDEX = "index"
 """The one field of a chooser's batches: int32 row numbers."""
@@ -189,7 +189,7 @@ class DatasetSampler(_Fetched):
                 f"dataset must offer len(dataset) and dataset[i], got {self.dataset!r}. "
                 "Wrap an iterable in an IterableSource."
             )
-        validation.one_of(self.order, "order", _rows.ORDERS)
+        validation.one_of(self.order, "order", row_indices.ORDERS)
         count = validation.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
         return _row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
 
@@ -215,7 +215,7 @@ class DatasetSampler(_Fetched):
         return {
             **self.sampler.describe(),
             "kind": "DatasetSampler",
-            "fields": _rows.describe({k: v[0] for k, v in self.gather(np.zeros(1, np.int32)).items()}),
+            "fields": row_indices.describe({k: v[0] for k, v in self.gather(np.zeros(1, np.int32)).items()}),
             "order": self.order,
         }
 
@@ -296,13 +296,13 @@ def _row_sampler(
     weights: Any = None,
     sort_axis: int | None = None,
 ) -> RandomRowSampler | ShuffledRowSampler | WeightedRowSampler:
-    validation.one_of(method, "method", _rows.METHODS)
+    validation.one_of(method, "method", row_indices.METHODS)
     if method != "permutation" and (order == "shuffled" or weights is not None):
         given = "order='shuffled'" if order == "shuffled" else "weights"
         raise ValueError(
             f"method={method!r} is for random rows without weights, got {given}. Drop one of them."
         )
-    if validation.one_of(order, "order", _rows.ORDERS) == "shuffled":
+    if validation.one_of(order, "order", row_indices.ORDERS) == "shuffled":
         if weights is not None or not validation.flag(replace, "replace"):
             given = "weights" if weights is not None else "replace=False"
             raise ValueError(
@@ -353,7 +353,7 @@ def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    _rows.require_narrow(array)
+    row_indices.require_narrow(array)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

@@ -24,10 +24,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from phijax_rng import _draws, _entries, _held, keys
+from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
-from phijax_rng.hosted import INDEX, HostSampler, gather_own, make_sampler, place
+from phijax_rng.sampling import draws, entries, held
+from phijax_rng.sampling.hosted import INDEX, HostSampler, gather_own, make_sampler, place
 
 
 @runtime_checkable
@@ -88,11 +89,11 @@ class NamedBatchSource:
             ValueError: names that differ, or a size that a sampler cannot serve.
         """
         names = validation.names(tuple(validation.mapping(samplers, "samplers")), "samplers")
-        sizes = _entries.checked_sizes(samplers, batch_sizes)
+        sizes = entries.checked_sizes(samplers, batch_sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "key", keys.require_key(key, "key"))
         object.__setattr__(self, "dealt_to", names)
-        object.__setattr__(self, "_samplers", tuple(_held.held(samplers[name]) for name in names))
+        object.__setattr__(self, "_samplers", tuple(held.held(samplers[name]) for name in names))
         object.__setattr__(self, "_sizes", tuple(sizes[name] for name in names))
 
     @classmethod
@@ -137,13 +138,13 @@ class NamedBatchSource:
         validation.mapping(pools, "pools")
         validation.mapping(batch_sizes, "batch_sizes")
         if names is None:
-            _entries.require_sizes(pools, batch_sizes)
+            entries.require_sizes(pools, batch_sizes)
         chosen = validation.names(tuple(batch_sizes) if names is None else names, "names")
         sort_axes, weights = dict(sort_axes or {}), dict(weights or {})
         for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
-            _entries.require_names(chosen, given, label)
-        _entries.require_known(sort_axes, pools, "sort_axes")
-        _entries.require_known(weights, pools, "weights")
+            entries.require_names(chosen, given, label)
+        entries.require_known(sort_axes, pools, "sort_axes")
+        entries.require_known(weights, pools, "weights")
         options: dict[str, Any] = {"replace": replace, "method": method, "order": order}
         samplers = {
             name: make_sampler(
@@ -157,7 +158,7 @@ class NamedBatchSource:
     @property
     def samplers(self) -> dict[str, Any]:
         """The samplers by name, in declaration order."""
-        return dict(zip(self.names, map(_held.given, self._samplers), strict=True))
+        return dict(zip(self.names, map(held.given, self._samplers), strict=True))
 
     @property
     def batch_sizes(self) -> dict[str, BatchSize]:
@@ -184,10 +185,10 @@ class NamedBatchSource:
             ValueError: `step` is out of range, or the state of an adaptive sampler is missing.
         """
         if self._adaptive_names:
-            _entries.require_states(self._adaptive_names, sampler_state or {})
+            entries.require_states(self._adaptive_names, sampler_state or {})
         if isinstance(step, jax.core.Tracer) or self._is_traced:
             self._require_traceable()
-            return _draws.draw(self, step, dict(sampler_state or {}))
+            return draws.draw(self, step, dict(sampler_state or {}))
         number = validation.step_number(step)
         draw, leaves = self._compiled
         drawn = draw(leaves, number, dict(sampler_state or {}))
@@ -266,7 +267,7 @@ class NamedBatchSource:
 
     @functools.cached_property
     def _adaptive_names(self) -> tuple[str, ...]:
-        return tuple(name for name, sampler in self.samplers.items() if _draws.is_adaptive(sampler))
+        return tuple(name for name, sampler in self.samplers.items() if draws.is_adaptive(sampler))
 
     @property
     def _is_traced(self) -> bool:
@@ -280,16 +281,16 @@ class NamedBatchSource:
         leaves, structure = jax.tree.flatten(self._drawing)
         # The first call may come while something else is traced; what is remembered must outlive that.
         with jax.ensure_compile_time_eval():
-            return _draws.compiled_draw(structure), [jax.device_put(_held.in_memory(leaf)) for leaf in leaves]
+            return draws.compiled_draw(structure), [jax.device_put(held.in_memory(leaf)) for leaf in leaves]
 
     @property
     def _compiled_steps(self) -> tuple[Callable[..., Any], list[jax.Array]]:
-        return _draws.compiled_stack(jax.tree.structure(self._drawing)), self._compiled[1]
+        return draws.compiled_stack(jax.tree.structure(self._drawing)), self._compiled[1]
 
     @property
     def _drawing(self) -> "NamedBatchSource":
         """The source without the rows that lie on the host."""
-        return self._part({name: _held.drawing(held) for name, held in self._by_name.items()})
+        return self._part({name: held.drawing(held) for name, held in self._by_name.items()})
 
     def sample(
         self,
@@ -311,24 +312,24 @@ class NamedBatchSource:
         """
         keys.require_key(key, "key")
         overrides = dict(batch_sizes or {})
-        _entries.require_known(overrides, self.samplers, "batch_sizes")
-        sizes = _entries.checked_sizes(self.samplers, {**self.batch_sizes, **overrides})
+        entries.require_known(overrides, self.samplers, "batch_sizes")
+        sizes = entries.checked_sizes(self.samplers, {**self.batch_sizes, **overrides})
         states = dict(sampler_state or {})
-        _entries.require_states(self._adaptive_names, states)
+        entries.require_states(self._adaptive_names, states)
         if isinstance(key, jax.core.Tracer):
             self._require_traceable()
-        source = jax.tree.map(_held.in_memory, self._drawing)
-        drawn = _draws.sample(source, tuple(sizes.values()), key, states)
+        source = jax.tree.map(held.in_memory, self._drawing)
+        drawn = draws.sample(source, tuple(sizes.values()), key, states)
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
     def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
         """The key of each sampler at a step, by name. `step` may be traced."""
-        dealt = _draws.deal(keys.step_key(self.key, step), self.dealt_to)
+        dealt = draws.deal(keys.step_key(self.key, step), self.dealt_to)
         return {name: dealt[name] for name in self.names}
 
     def prepare(self, device: Any = None) -> "NamedBatchSource":
         """The same source with its arrays on a device (or sharding); the default device for `None`."""
-        return jax.device_put(jax.tree.map(_held.in_memory, self), device)
+        return jax.device_put(jax.tree.map(held.in_memory, self), device)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract: the samplers in order, with kinds, options and sizes."""
@@ -379,7 +380,7 @@ class PoolDataModule:
     def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: Any):
         validation.mapping(pools, "pools")
         validation.mapping(batch_sizes, "batch_sizes")
-        _entries.require_sizes(pools, batch_sizes)
+        entries.require_sizes(pools, batch_sizes)
         object.__setattr__(self, "pools", dict(pools))
         object.__setattr__(self, "batch_sizes", dict(batch_sizes))
         object.__setattr__(self, "options", options)

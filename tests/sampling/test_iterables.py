@@ -91,7 +91,7 @@ def test_batches_may_be_asked_for_again_while_they_are_near():
 
 
 def test_what_lies_far_behind_is_read_again_from_the_first_batch(monkeypatch):
-    monkeypatch.setattr("phijax_rng.iterables._KEPT", 8)
+    monkeypatch.setattr("phijax_rng.sampling.iterables._KEPT", 8)
     loader = Loader()
     source = IterableSource(loader)
     assert_trees_bitwise_equal(

@@ -20,7 +20,7 @@ import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
 from phijax_rng._base.types import Rows
-from phijax_rng.geometries import GeometrySampler
+from phijax_rng.sampling.geometry.base import GeometrySampler
 
 _FLOAT32 = np.dtype(np.float32)
 _SIDES = ("low", "high")

@@ -17,7 +17,7 @@ import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
 from phijax_rng._base.types import Rows
-from phijax_rng.geometries import GeometrySampler
+from phijax_rng.sampling.geometry.base import GeometrySampler
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

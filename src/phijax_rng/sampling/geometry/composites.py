@@ -4,8 +4,8 @@ Each takes uniform numbers like any geometry and hands them on to its parts, so 
 discs or the wall of a moving domain is drawn at once, from one key, with the fields of its parts.
 
 >>> import jax
->>> from phijax_rng.balls import Ball
->>> from phijax_rng.boxes import Box
+>>> from phijax_rng.sampling.geometry.balls import Ball
+>>> from phijax_rng.sampling.geometry.boxes import Box
 >>> start = InitialSlab(Box([(0.0, 1.0)]))
 >>> start.sample(jax.random.key(0), 2)["inputs"][:, 0].tolist()
 [0.0, 0.0]
@@ -24,7 +24,7 @@ import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
 from phijax_rng._base.types import Rows
-from phijax_rng.geometries import Geometry, GeometrySampler, checked, contents
+from phijax_rng.sampling.geometry.base import Geometry, GeometrySampler, checked, contents
 
 _FLOAT32 = np.dtype(np.float32)
 

@@ -13,7 +13,7 @@ independent points and, for smooth functions, far less variance.
 | `LatinHypercubeSampler` | in each axis alone, at every size | yes |
 
 >>> import jax
->>> from phijax_rng.boxes import Box
+>>> from phijax_rng.sampling.geometry.boxes import Box
 >>> sampler = SobolSampler(Box([(0.0, 1.0)]))
 >>> points = sampler.sample(jax.random.key(0), 8)["inputs"][:, 0]
 >>> sorted((8 * points).astype(int).tolist())
@@ -31,7 +31,7 @@ import numpy as np
 from phijax_rng import shuffle
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
-from phijax_rng.geometries import checked, contents, described, kind_of
+from phijax_rng.sampling.geometry.base import checked, contents, described, kind_of
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""

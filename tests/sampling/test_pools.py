@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import HostPool
-from phijax_rng.pools import as_fields
+from phijax_rng.sampling.pools import as_fields
 from tests._bitwise import assert_trees_bitwise_equal
 
 

@@ -17,8 +17,8 @@ from phijax_rng import (
     SobolSampler,
     UniformDomainSampler,
     keys,
-    sequences,
 )
+from phijax_rng.sampling import sequences
 from tests._bitwise import assert_trees_bitwise_equal
 
 SQUARE = Box([(0, 1), (0, 1)])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from phijax_rng import keys
 from phijax_rng._base.types import Batches, BatchSize, KeyScalar, Step
-from phijax_rng.samplers import AdaptiveSampler, StepSampler
+from phijax_rng.sampling.rows import AdaptiveSampler, StepSampler
 
 
 def draw(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Batches:

@@ -21,9 +21,9 @@ from phijax_rng import (
     ShuffledRowSampler,
     Trainer,
     UniformDomainSampler,
-    hosted,
     keys,
 )
+from phijax_rng.sampling import hosted
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 

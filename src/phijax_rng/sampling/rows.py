@@ -26,10 +26,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
-from phijax_rng import _rows, _weights
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.pools import as_fields
+from phijax_rng.sampling import row_indices, weighted
+from phijax_rng.sampling.pools import as_fields
 
 
 @runtime_checkable
@@ -126,17 +126,17 @@ class RandomRowSampler:
     def __post_init__(self) -> None:
         _hold_fields(self)
         validation.flag(self.replace, "replace")
-        validation.one_of(self.method, "method", _rows.METHODS)
+        validation.one_of(self.method, "method", row_indices.METHODS)
 
     @property
     def num_rows(self) -> int:
         """How many rows there are to pick from."""
-        return _rows.num_rows(self.fields)
+        return row_indices.num_rows(self.fields)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
         if not self.replace:
-            _rows.check_distinct(size, name, self.num_rows)
+            row_indices.check_distinct(size, name, self.num_rows)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool.
@@ -150,11 +150,11 @@ class RandomRowSampler:
         """
         self.check_size(validation.batch_size(size, "size"), "size")
         chosen = None if size == "all" else self.choose(key, int(size))
-        return _rows.batch(self.fields, chosen, self.sort_axis)
+        return row_indices.batch(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
-        return _rows.draw_indices(key, size, self.num_rows, self.replace, self.method)
+        return row_indices.draw_indices(key, size, self.num_rows, self.replace, self.method)
 
     def contents(self) -> dict[str, Any]:
         """The rows, whose digest goes into the contract."""
@@ -165,7 +165,7 @@ class RandomRowSampler:
         return {
             "kind": "RandomRowSampler",
             "num_rows": self.num_rows,
-            "fields": _rows.describe(self.fields),
+            "fields": row_indices.describe(self.fields),
             "replace": self.replace,
             "method": None if self.replace else self.method,
             "sort_axis": self.sort_axis,
@@ -207,7 +207,7 @@ class ShuffledRowSampler:
     @property
     def num_rows(self) -> int:
         """How many rows an epoch has."""
-        return _rows.num_rows(self.fields)
+        return row_indices.num_rows(self.fields)
 
     def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool, at every step.
@@ -222,7 +222,7 @@ class ShuffledRowSampler:
         """
         size = validation.batch_size(size, "size")
         chosen = None if size == "all" else self.choose_at(key, step, size)
-        return _rows.batch(self.fields, chosen, self.sort_axis)
+        return row_indices.batch(self.fields, chosen, self.sort_axis)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """The first rows of the first epoch under `key`, for diagnostics."""
@@ -232,7 +232,7 @@ class ShuffledRowSampler:
         """The numbers of the rows that `sample_at` gives, before they are sorted."""
         if not isinstance(step, jax.core.Tracer):
             step = np.int32(validation.step_number(step))
-        return _rows.draw_shuffled(key, step, size, self.num_rows)
+        return row_indices.draw_shuffled(key, step, size, self.num_rows)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
@@ -247,7 +247,7 @@ class ShuffledRowSampler:
         return {
             "kind": "ShuffledRowSampler",
             "num_rows": self.num_rows,
-            "fields": _rows.describe(self.fields),
+            "fields": row_indices.describe(self.fields),
             "sort_axis": self.sort_axis,
         }
 
@@ -292,16 +292,16 @@ class WeightedRowSampler:
             _require_shape(weights, self.num_rows)
             held: tuple[Any, ...] = _traced_table(weights, self.replace)
         else:
-            weights = _weights.check(weights, "weights", self.num_rows)
+            weights = weighted.check(weights, "weights", self.num_rows)
             count = int(np.count_nonzero(weights))
-            held = _weights.sums_of(weights) if self.replace else (_weights.clocks_of(weights),)
+            held = weighted.sums_of(weights) if self.replace else (weighted.clocks_of(weights),)
         object.__setattr__(self, "weights", held)
         object.__setattr__(self, "num_positive", count)
 
     @property
     def num_rows(self) -> int:
         """How many rows there are, those of weight zero too."""
-        return _rows.num_rows(self.fields)
+        return row_indices.num_rows(self.fields)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
@@ -320,13 +320,13 @@ class WeightedRowSampler:
         """
         self.check_size(validation.batch_size(size, "size"), "size")
         chosen = None if size == "all" else self.choose(key, int(size))
-        return _rows.batch(self.fields, chosen, self.sort_axis)
+        return row_indices.batch(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
         if self.replace:
-            return _weights.draw(key, size, self.weights)
-        return _weights.draw_distinct(key, size, *self.weights)
+            return weighted.draw(key, size, self.weights)
+        return weighted.draw_distinct(key, size, *self.weights)
 
     def contents(self) -> dict[str, Any]:
         """The rows and what is held of the weights, whose digest goes into the contract."""
@@ -338,7 +338,7 @@ class WeightedRowSampler:
             "kind": "WeightedRowSampler",
             "num_rows": self.num_rows,
             "num_positive": self.num_positive,
-            "fields": _rows.describe(self.fields),
+            "fields": row_indices.describe(self.fields),
             "replace": self.replace,
             "sort_axis": self.sort_axis,
         }
@@ -369,7 +369,7 @@ def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = Tr
         _require_shape(weights, None)
         _require_rows(size, "size", weights.shape[0], replace)
     else:
-        checked = _weights.check(weights, "weights")
+        checked = weighted.check(weights, "weights")
         _require_rows(size, "size", int(np.count_nonzero(checked)), replace)
         weights = checked.astype(np.float32)
     return _weighted_rows(key, weights, size, replace)
@@ -378,20 +378,20 @@ def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = Tr
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _weighted_rows(key: KeyScalar, weights: Array, size: int, replace: bool) -> Array:
     table = _traced_table(weights, replace)
-    return _weights.draw(key, size, table) if replace else _weights.draw_distinct(key, size, *table)
+    return weighted.draw(key, size, table) if replace else weighted.draw_distinct(key, size, *table)
 
 
 def _traced_table(weights: Array, replace: bool) -> tuple[Array, ...]:
-    usable = _weights.safe(weights)
-    return _weights.traced_sums(usable) if replace else (_weights.traced_clocks(usable),)
+    usable = weighted.safe(weights)
+    return weighted.traced_sums(usable) if replace else (weighted.traced_clocks(usable),)
 
 
 def _hold_fields(sampler: Any) -> None:
     """Replaces a new sampler's `fields` and `sort_axis` by checked ones."""
     object.__setattr__(sampler, "fields", as_fields(sampler.fields))
-    _rows.require_narrow(sampler.fields)
+    row_indices.require_narrow(sampler.fields)
     if sampler.sort_axis is not None:
-        axis = _rows.checked_axis(sampler.sort_axis, "sort_axis", sampler.fields)
+        axis = row_indices.checked_axis(sampler.sort_axis, "sort_axis", sampler.fields)
         object.__setattr__(sampler, "sort_axis", axis)
 
 

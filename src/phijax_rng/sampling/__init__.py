@@ -1,0 +1,42 @@
+"""From pools and domains to the named batches of a step."""
+
+from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
+from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
+from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler, HostSampler
+from phijax_rng.sampling.iterables import IterableSource
+from phijax_rng.sampling.pools import HostPool
+from phijax_rng.sampling.rows import (
+    AdaptiveSampler,
+    RandomRowSampler,
+    Sampler,
+    ShuffledRowSampler,
+    StepSampler,
+    WeightedRowSampler,
+    weighted_rows,
+)
+from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
+from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
+
+__all__ = [
+    "AdaptiveSampler",
+    "DatasetSampler",
+    "HostPool",
+    "HostSampler",
+    "HostedRowSampler",
+    "IterableSource",
+    "LatinHypercubeSampler",
+    "NamedBatchSource",
+    "PoolDataModule",
+    "RandomRowSampler",
+    "ResidualDistributionSampler",
+    "ResidualRefinementSampler",
+    "Sampler",
+    "ShuffledRowSampler",
+    "SobolSampler",
+    "SpaceTimeSampler",
+    "StepSampler",
+    "TrainingBatchSource",
+    "UniformDomainSampler",
+    "WeightedRowSampler",
+    "weighted_rows",
+]
