@@ -10,7 +10,7 @@ import numpy as np
 import phijax_rng as pr
 from benchmarks import _heat, _ours, _theirs
 from benchmarks._ratio import Bar, Figure, Seconds, interleaved, timed
-from phijax_rng import _threefry
+from phijax_rng.training import cpu_threefry
 
 CALLS = 500
 CALLS_OF_PHIJAX = 50
@@ -44,7 +44,7 @@ def _large_draw(pairs: int) -> Figure:
     """A million numbers under the key of a step, as the compiled loop draws them and as JAX compiles it."""
     jitted = jax.jit(lambda key, step: jax.random.uniform(jax.random.fold_in(key, step), (LARGE,)))
     arguments = (pr.keys.root_key(_heat.SEED), jnp.int32(7))
-    ours = _threefry.lower(jitted, arguments, jax.default_backend()).compile()
+    ours = cpu_threefry.lower(jitted, arguments, jax.default_backend()).compile()
     np.testing.assert_array_equal(ours(*arguments), jitted(*arguments))
     works = [
         lambda draw=draw: timed(lambda: [jax.block_until_ready(draw(*arguments)) for _ in range(20)]) / 20

@@ -32,11 +32,11 @@ from phijax_rng import (
     keys,
     masked_mean,
 )
-from phijax_rng._ask import HostSource
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import DATA_AXIS
-from phijax_rng.feeds import make_feed
+from phijax_rng.training.ask import HostSource
+from phijax_rng.training.prefetch import make_feed
 from tests import _problems
 
 STEPS = 50

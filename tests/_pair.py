@@ -260,7 +260,7 @@ def matrix(folder: str, *saved: str) -> None:
 def clocks(told: str) -> None:
     """A run in which the clocks of the processes disagree, about chunks and about saves."""
     from phijax_rng.devices import processes
-    from phijax_rng.loop import Pace
+    from phijax_rng.training.loop import Pace
     from tests import _devices
 
     index = jax.process_index()

@@ -2,10 +2,8 @@
 
 from phijax_rng import keys, shuffle
 from phijax_rng.auditing import AuditReport, audit
-from phijax_rng.balancers import AdaptiveBalancer, LossBalancer, ObservingBalancer, StaticLossBalancer
 from phijax_rng.callbacks import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.chunks import Chunk
 from phijax_rng.csv_history import CSVHistory
 from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
 from phijax_rng.devices.row_masks import masked_mean
@@ -22,13 +20,7 @@ from phijax_rng.errors import (
 )
 from phijax_rng.evaluation import Evaluate
 from phijax_rng.findings import Draw, Finding
-from phijax_rng.gradnorm import GradNormBalancer
 from phijax_rng.loggers import TensorBoardLogger, WandbLogger
-from phijax_rng.loop import TrainLoop
-from phijax_rng.module import DataModule, LossModule, StepOutput
-from phijax_rng.ntk import NTKBalancer
-from phijax_rng.refresh import AdaptiveRefresh
-from phijax_rng.relobralo import ReLoBRaLoBalancer
 from phijax_rng.results import FitResult
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
@@ -51,10 +43,23 @@ from phijax_rng.sampling.rows import (
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.step import LossTrainStep, TrainStep
 from phijax_rng.stopping import EarlyStopping
 from phijax_rng.trainer import Trainer
-from phijax_rng.uncertainty import UncertaintyBalancer
+from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
+from phijax_rng.training.balancing.gradnorm import GradNormBalancer
+from phijax_rng.training.balancing.ntk import NTKBalancer
+from phijax_rng.training.balancing.protocol import (
+    AdaptiveBalancer,
+    LossBalancer,
+    ObservingBalancer,
+    StaticLossBalancer,
+)
+from phijax_rng.training.balancing.relobralo import ReLoBRaLoBalancer
+from phijax_rng.training.balancing.uncertainty import UncertaintyBalancer
+from phijax_rng.training.chunks import Chunk
+from phijax_rng.training.loop import TrainLoop
+from phijax_rng.training.module import DataModule, LossModule, StepOutput
+from phijax_rng.training.step import LossTrainStep, TrainStep
 
 __all__ = [
     "AdaptiveBalancer",

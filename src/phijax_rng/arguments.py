@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from phijax_rng.balancers import is_scheduled
-from phijax_rng.module import DataModule, LossModule, require_mask
-from phijax_rng.trial import require_balancer
+from phijax_rng.training.balancing.protocol import is_scheduled
+from phijax_rng.training.balancing.validation import require_balancer
+from phijax_rng.training.module import DataModule, LossModule, require_mask
 
 
 def require_module(module: Any, balancer: Any, *, combines: bool = True) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from phijax_rng._base import validation
 from phijax_rng.callbacks import Event
-from phijax_rng.module import called, require_parameters
+from phijax_rng.training.module import called, require_parameters
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.module import LossModule
 from phijax_rng.results import FitResult
 from phijax_rng.state import TrainState
+from phijax_rng.training.module import LossModule
 
 
 def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModule, Any]:

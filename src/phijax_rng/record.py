@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import contract
-from phijax_rng._ask import ask
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.errors import RunChangedError
 from phijax_rng.starts import Restored, Start
 from phijax_rng.state import TrainState
+from phijax_rng.training.ask import ask
 
 _log = logging.getLogger("phijax_rng")
 

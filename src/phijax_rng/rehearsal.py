@@ -12,14 +12,14 @@ from typing import Any
 import jax
 
 from phijax_rng import keys
-from phijax_rng._ask import ask
 from phijax_rng.auditing import AuditReport, Session
 from phijax_rng.devices.placement import Placement, resolve
-from phijax_rng.refresh import with_sampler_state
 from phijax_rng.run import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.step import LossTrainStep
-from phijax_rng.trial import initial_state
+from phijax_rng.training.adaptive_refresh import with_sampler_state
+from phijax_rng.training.ask import ask
+from phijax_rng.training.balancing.validation import initial_state
+from phijax_rng.training.step import LossTrainStep
 
 KEPT = ("root.sampling.stream('sampler', *)",)
 """Keys that serve every step: a sampler that follows the step (`StepSampler`) has one for all of them."""

@@ -5,15 +5,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phijax_rng import contract, environment, keys, starts
-from phijax_rng._ask import HostSource
 from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
-from phijax_rng.rebalancing import make_refresh
-from phijax_rng.refresh import adaptive_refresh, adaptive_samplers, chained, with_sampler_state
 from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.state import TrainState
-from phijax_rng.step import TrainStep
+from phijax_rng.training.adaptive_refresh import (
+    adaptive_refresh,
+    adaptive_samplers,
+    chained,
+    with_sampler_state,
+)
+from phijax_rng.training.ask import HostSource
+from phijax_rng.training.balancing.schedule import make_refresh
+from phijax_rng.training.step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,26 +26,26 @@ from phijax_rng.arguments import (
     require_update,
 )
 from phijax_rng.auditing import AuditReport
-from phijax_rng.balancers import LossBalancer, is_scheduled
 from phijax_rng.callbacks import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
-from phijax_rng.feeds import make_feed
 from phijax_rng.looks import Looks
-from phijax_rng.loop import POLICIES, Pace, TrainLoop
-from phijax_rng.module import DataModule, LossModule
 from phijax_rng.progress import make_progress
-from phijax_rng.purity import check_source
 from phijax_rng.record import Record
 from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult
 from phijax_rng.run import Run, described_training, require_batches, require_inside, restored_with_source
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
-from phijax_rng.step import TOTAL, LossTrainStep, TrainStep
-from phijax_rng.trial import initial_state, require_fitting_state
+from phijax_rng.training.balancing.protocol import LossBalancer, is_scheduled
+from phijax_rng.training.balancing.validation import initial_state, require_fitting_state
+from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
+from phijax_rng.training.module import DataModule, LossModule
+from phijax_rng.training.prefetch import make_feed
+from phijax_rng.training.source_checks import check_source
+from phijax_rng.training.step import TOTAL, LossTrainStep, TrainStep
 
 _ON_CHANGE = ("error", "warn")
 

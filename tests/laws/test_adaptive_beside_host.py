@@ -27,10 +27,9 @@ from phijax_rng import (
     ShuffledRowSampler,
     Trainer,
     UniformDomainSampler,
-    feeds,
     keys,
 )
-from phijax_rng.refresh import with_sampler_state
+from phijax_rng.training.adaptive_refresh import with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem
 

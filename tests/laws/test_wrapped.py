@@ -24,8 +24,8 @@ from phijax_rng import (
     Union,
     contract,
     keys,
-    purity,
 )
+from phijax_rng.training import source_checks
 
 KEY = keys.split_root(0).sampling
 SQUARE = Box([(0.0, 1.0), (0.0, 1.0)])
@@ -73,8 +73,8 @@ def source_of(sampler):
 
 @wrapping
 def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
-    assert purity._asked(source_of(wrap(Frozen()))) == ["rows"]
-    assert purity._asked(source_of(wrap(SQUARE))) == []
+    assert source_checks._asked(source_of(wrap(Frozen()))) == ["rows"]
+    assert source_checks._asked(source_of(wrap(SQUARE))) == []
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
     ids=["a subclass", "wrapped", "a subclass on the host"],
 )
 def test_a_subclass_is_not_taken_for_what_it_derives_from(sampler):
-    assert purity._asked(source_of(sampler)) == ["rows"]
+    assert source_checks._asked(source_of(sampler)) == ["rows"]
 
 
 @pytest.mark.parametrize("name", ["Sobol points", "a Latin hypercube", "a union", "a slab"])
 def test_a_frozen_draw_behind_a_sampler_is_named(name):
     with pytest.warns(UserWarning, match=r"the source gives the same 'rows' at steps 0 to 3\."):
-        purity.check_source(source_of(WRAPPING[name](Frozen())), 0, 100, {})
+        source_checks.check_source(source_of(WRAPPING[name](Frozen())), 0, 100, {})
 
 
 # The contract

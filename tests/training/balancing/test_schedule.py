@@ -20,7 +20,7 @@ from phijax_rng import (
     initialize_train_state,
     keys,
 )
-from phijax_rng.rebalancing import BalancerRefresh, make_refresh
+from phijax_rng.training.balancing.schedule import BalancerRefresh, make_refresh
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
 from tests._bitwise import assert_trees_bitwise_equal

@@ -22,14 +22,14 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import BatchSizes, KeyScalar
-from phijax_rng.balancers import (
+from phijax_rng.state import merge, trainable
+from phijax_rng.training.balancing.protocol import (
     WeightedSum,
     check_settings,
     initial_vector,
     moving_average,
     sum_of_squares,
 )
-from phijax_rng.state import merge, trainable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import _threefry, keys
+from phijax_rng import keys
+from phijax_rng.training import cpu_threefry
 
 # Known answers of the authors' Random123 distribution, tests/kat_vectors: threefry 2x32, 20 rounds.
 KNOWN = [
@@ -21,7 +22,7 @@ def words(*values):
 
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN)
 def test_the_known_answers(key, counter, expected):
-    assert tuple(map(int, _threefry.threefry2x32(words(*key), words(*counter)))) == expected
+    assert tuple(map(int, cpu_threefry.threefry2x32(words(*key), words(*counter)))) == expected
 
 
 def draws(key, step):
@@ -47,7 +48,7 @@ def draws(key, step):
 def test_every_kind_of_draw_has_jaxs_bits(partitionable):
     with jax.threefry_partitionable(partitionable):
         arguments = (keys.root_key(42), jnp.int32(11))
-        ours = _threefry.lower(jax.jit(draws), arguments, "cpu").compile()(*arguments)
+        ours = cpu_threefry.lower(jax.jit(draws), arguments, "cpu").compile()(*arguments)
         theirs = jax.jit(draws)(*arguments)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
@@ -55,12 +56,12 @@ def test_every_kind_of_draw_has_jaxs_bits(partitionable):
 def test_the_loop_is_gone_on_cpus_and_stays_elsewhere():
     arguments = (keys.root_key(42),)
     program = jax.jit(lambda key: jax.random.bits(jax.random.fold_in(key, 1), (8,)))
-    assert "stablehlo.while" not in _threefry.lower(program, arguments, "cpu").as_text()
-    assert "stablehlo.while" in _threefry.lower(program, arguments, "gpu").as_text()
+    assert "stablehlo.while" not in cpu_threefry.lower(program, arguments, "cpu").as_text()
+    assert "stablehlo.while" in cpu_threefry.lower(program, arguments, "gpu").as_text()
 
 
 def test_a_jax_without_this_door_compiles_its_own_hash(monkeypatch):
     monkeypatch.setattr(jax.stages.Traced, "lower", lambda traced: "as JAX does")
-    assert not _threefry.is_open()
+    assert not cpu_threefry.is_open()
     program = jax.jit(jax.random.bits)
-    assert _threefry.lower(program, (keys.root_key(42),), "cpu") == "as JAX does"
+    assert cpu_threefry.lower(program, (keys.root_key(42),), "cpu") == "as JAX does"

@@ -13,8 +13,8 @@ from phijax_rng import (
     Trainer,
     keys,
 )
-from phijax_rng._ask import HostSource
-from phijax_rng.purity import check_source
+from phijax_rng.training.ask import HostSource
+from phijax_rng.training.source_checks import check_source
 from tests import _problems
 
 KEY = keys.split_root(0).sampling

@@ -19,7 +19,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.balancers import by_name, weighted_sum
+from phijax_rng.training.balancing.protocol import by_name, weighted_sum
 
 _LARGEST_LOG = 80  # exp of it and of its negative are normal numbers in float32
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.balancers import adapts, checked_sizes
-from phijax_rng.module import array_type, is_array, scalars
 from phijax_rng.state import is_trainable
+from phijax_rng.training.balancing.protocol import adapts, checked_sizes
+from phijax_rng.training.module import array_type, is_array, scalars
 
 _METHODS = {"initialize": (), "combine": ("losses", "state"), "diagnostics": ("state",)}
 _OPTIONAL = {

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng._ask import HostSource, ask
 from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
@@ -25,6 +24,7 @@ from phijax_rng.sampling.hosted import HostedRowSampler
 from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource
+from phijax_rng.training.ask import HostSource, ask
 
 _PURE = {
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),

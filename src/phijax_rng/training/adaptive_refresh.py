@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng import keys
-from phijax_rng._ask import ask
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Rows
-from phijax_rng.module import LossModule
 from phijax_rng.sampling.rows import AdaptiveSampler
 from phijax_rng.state import TrainState
+from phijax_rng.training.ask import ask
+from phijax_rng.training.module import LossModule
 
 # Steps end below it, so the key of `init` is that of no refresh.
 _INIT = 2**31

@@ -8,7 +8,7 @@ import numpy as np
 
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.state import TrainState
-from phijax_rng.step import TOTAL
+from phijax_rng.training.step import TOTAL
 
 
 @dataclasses.dataclass(frozen=True)

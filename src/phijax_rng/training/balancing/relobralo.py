@@ -19,7 +19,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.balancers import WeightedSum, fraction
+from phijax_rng.training.balancing.protocol import WeightedSum, fraction
 
 # Keeps the quotient of two losses finite where one of them is 0.
 _LEAST = np.finfo(np.float32).tiny

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng._ask import ask
 from phijax_rng._base import pytrees, validation
 from phijax_rng.devices import row_masks
 from phijax_rng.devices.placement import Placement
+from phijax_rng.training.ask import ask
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
 # the host's work behind the loop's, and never a second pool on the device.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import DataModule, LossModule, StepOutput
-from phijax_rng.module import takes_key
+from phijax_rng.training.module import takes_key
 from tests._bitwise import assert_trees_bitwise_equal
 
 MODEL = {"w": jnp.arange(3.0)}

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, LossTrainStep, StepOutput, Trainer, TrainLoop, feeds
+from phijax_rng import Checkpoints, LossTrainStep, StepOutput, Trainer, TrainLoop
+from phijax_rng.training import prefetch
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -68,13 +69,13 @@ def test_stack_sizes_do_not_change_what_a_host_source_gives(monkeypatch, stack):
 def test_a_batch_larger_than_the_budget_makes_stacks_of_one_step(monkeypatch):
     problem = _problems.dropout()
     monkeypatch.setattr(feeds, "_STACK_BYTES", 1)
-    feed = feeds.HostFeed(HostSource(problem), 0, 10)
+    feed = prefetch.HostFeed(HostSource(problem), 0, 10)
     try:
         assert feed.at(0)[1] == 1
     finally:
         feed.close()
     monkeypatch.undo()
-    feed = feeds.HostFeed(HostSource(problem), 0, 100)
+    feed = prefetch.HostFeed(HostSource(problem), 0, 100)
     try:
         assert feed.at(0)[1] == 64
     finally:
@@ -102,7 +103,7 @@ def test_names_reach_the_train_step_in_the_order_of_the_source():
         seen.append(tuple(batches))
         return LossTrainStep(problem.module, problem.optimizer)(state, batches, key)
 
-    feed = feeds.HostFeed(HostSource(problem), 0, 10)
+    feed = prefetch.HostFeed(HostSource(problem), 0, 10)
     try:
         TrainLoop(train_step, problem.state(), feed.source)
     finally:
@@ -132,12 +133,12 @@ def test_a_numpy_callable_is_asked_at_every_step_and_not_traced():
 
 def test_a_traceable_source_is_resident_and_any_other_callable_is_not():
     source = _problems.dropout().source()
-    assert isinstance(feeds.make_feed(source, 0, 10), feeds.ResidentFeed)
-    feed = feeds.make_feed(functools.partial(source), 0, 10)
-    assert isinstance(feed, feeds.HostFeed)
+    assert isinstance(prefetch.make_feed(source, 0, 10), prefetch.ResidentFeed)
+    feed = prefetch.make_feed(functools.partial(source), 0, 10)
+    assert isinstance(feed, prefetch.HostFeed)
     feed.close()
     with pytest.raises(TypeError, match=r"^source must be callable, got 5\. Pass a function\.$"):
-        feeds.make_feed(5, 0, 10)
+        prefetch.make_feed(5, 0, 10)
 
 
 # Faults of a source

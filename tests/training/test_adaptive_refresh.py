@@ -24,7 +24,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
-from phijax_rng.refresh import adaptive_refresh, with_sampler_state
+from phijax_rng.training.adaptive_refresh import adaptive_refresh, with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem
 

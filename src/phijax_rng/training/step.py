@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from phijax_rng import keys, trial
+from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Batches, KeyScalar
-from phijax_rng.balancers import LossBalancer, StaticLossBalancer, adapts
-from phijax_rng.module import LossModule, StepOutput
 from phijax_rng.state import TrainState, is_trainable, merge, trainable
+from phijax_rng.training.balancing import validation as balancer_validation
+from phijax_rng.training.balancing.protocol import LossBalancer, StaticLossBalancer, adapts
+from phijax_rng.training.module import LossModule, StepOutput
 
 TOTAL = "total_loss"
 """The name under which the balanced sum of the losses is recorded."""
@@ -87,7 +88,7 @@ class LossTrainStep:
 
     def __post_init__(self) -> None:
         if self.balancer is not None:
-            trial.require_members(self.balancer)
+            balancer_validation.require_members(self.balancer)
 
     def __call__(
         self,
@@ -162,14 +163,14 @@ class LossTrainStep:
         if callable(getattr(balancer, "observe", None)):
             key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
-            balancer_state = observed = trial.observed(balancer, seen, key, balancer_state)
-        return trial.combined(balancer, ordered, balancer_state), observed
+            balancer_state = observed = balancer_validation.observed(balancer, seen, key, balancer_state)
+        return balancer_validation.combined(balancer, ordered, balancer_state), observed
 
     def _weights(self, balancer_state: Any) -> dict[str, Any]:
         """The weights of a balancer that adapts; those of others are told by its settings."""
         if self.balancer is None or not adapts(self.balancer):
             return {}
-        shown = trial.shown_weights(self.balancer, balancer_state)
+        shown = balancer_validation.shown_weights(self.balancer, balancer_state)
         return {f"weight/{name}": weight for name, weight in shown.items()}
 
 

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import keys, trial
-from phijax_rng._ask import ask
+from phijax_rng import keys
 from phijax_rng._base import pytrees
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.balancers import checked_sizes
 from phijax_rng.state import TrainState
+from phijax_rng.training.ask import ask
+from phijax_rng.training.balancing import validation as balancer_validation
+from phijax_rng.training.balancing.protocol import checked_sizes
 
 
 class _Parts:
@@ -48,7 +49,7 @@ class BalancerRefresh:
         module: Any,
         batches: Mapping[str, Any] | None = None,
     ):
-        times = trial.schedule(balancer)
+        times = balancer_validation.schedule(balancer)
         assert times is not None, "a balancer without update has no refresh"
         every, start = times
         self.update_every_n_steps: Any = np.int32(every)
@@ -85,10 +86,10 @@ class BalancerRefresh:
             batches = dict(zip(self.names or (), self.batches, strict=True))
         key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
         old = state.balancer_state
-        new = trial.updated(
+        new = balancer_validation.updated(
             self.parts.balancer, self.parts.module, state.model_state, batches, key=key, state=old
         )
-        finite = trial.stays_finite(new, old)
+        finite = balancer_validation.stays_finite(new, old)
         return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old), finite
 
 
@@ -110,7 +111,7 @@ def make_refresh(
         TypeError: sizes that are no numbers.
         ValueError: a source that cannot draw diagnostics, a size it cannot serve, a missing member.
     """
-    if trial.schedule(balancer) is None:
+    if balancer_validation.schedule(balancer) is None:
         return None
     if hasattr(balancer, "check_module"):
         balancer.check_module(module)

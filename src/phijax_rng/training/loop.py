@@ -25,15 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng import _threefry, keys, trial
-from phijax_rng._ask import ask
+from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.devices.placement import Placement, on_device
-from phijax_rng.executables import compiled
-from phijax_rng.module import StepOutput, require_mask, require_parameters, scalars
 from phijax_rng.state import TrainState, advance, is_trainable
-from phijax_rng.step import TrainStep
+from phijax_rng.training import cpu_threefry
+from phijax_rng.training.ask import ask
+from phijax_rng.training.balancing import validation as balancer_validation
+from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
+from phijax_rng.training.compile_cache import compiled
+from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
+from phijax_rng.training.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
 """What to do when a loss or an updated leaf is not finite."""
@@ -105,7 +107,7 @@ class TrainLoop:
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
         program = jax.jit(functools.partial(_program, update), **self._outputs())
-        lowered = _threefry.lower(program, arguments, self._placed.home.platform)
+        lowered = cpu_threefry.lower(program, arguments, self._placed.home.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
         self.names = recorded.names
         self.loss_names = recorded.loss_names
@@ -324,7 +326,7 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     finite = _all_finite([*losses, *model], parts.together)
     new, old = updated.balancer_state, state.balancer_state
     if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
-        kept = trial.stays_finite(new, old)
+        kept = balancer_validation.stays_finite(new, old)
         finite, told = finite & kept, [kept & entry for entry in told] or [kept]
     return parts.pin(updated), [*losses, *diagnostics, *told, finite]
 

@@ -1,0 +1,18 @@
+"""One update, and many updates in one compiled program."""
+
+from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
+from phijax_rng.training.chunks import Chunk
+from phijax_rng.training.loop import TrainLoop
+from phijax_rng.training.module import DataModule, LossModule, StepOutput
+from phijax_rng.training.step import LossTrainStep, TrainStep
+
+__all__ = [
+    "AdaptiveRefresh",
+    "Chunk",
+    "DataModule",
+    "LossModule",
+    "LossTrainStep",
+    "StepOutput",
+    "TrainLoop",
+    "TrainStep",
+]
