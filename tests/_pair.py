@@ -287,7 +287,7 @@ def saves(folder: str) -> None:
 
 def long_run(folder: str, stop: str) -> None:
     """A run that is meant to be stopped from outside; prints a line at every look, in one process."""
-    from phijax_rng import progress
+    from phijax_rng.callbacks import progress
     from tests import _devices
 
     progress._SECONDS_BETWEEN_LINES = 0.0

@@ -34,7 +34,7 @@ from phijax_rng import (
     initialize_train_state,
     keys,
 )
-from phijax_rng.progress import Silent
+from phijax_rng.callbacks.progress import Silent
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import run_python

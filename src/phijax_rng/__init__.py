@@ -2,9 +2,12 @@
 
 from phijax_rng import keys, shuffle
 from phijax_rng.auditing import AuditReport, audit
-from phijax_rng.callbacks import Callback, Event
+from phijax_rng.callbacks.csv_history import CSVHistory
+from phijax_rng.callbacks.early_stopping import EarlyStopping
+from phijax_rng.callbacks.evaluate import Evaluate
+from phijax_rng.callbacks.loggers import TensorBoardLogger, WandbLogger
+from phijax_rng.callbacks.protocol import Callback, Event
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.csv_history import CSVHistory
 from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
 from phijax_rng.devices.row_masks import masked_mean
 from phijax_rng.errors import (
@@ -18,9 +21,7 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
-from phijax_rng.evaluation import Evaluate
 from phijax_rng.findings import Draw, Finding
-from phijax_rng.loggers import TensorBoardLogger, WandbLogger
 from phijax_rng.results import FitResult
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
@@ -43,7 +44,6 @@ from phijax_rng.sampling.rows import (
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.stopping import EarlyStopping
 from phijax_rng.trainer import Trainer
 from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
 from phijax_rng.training.balancing.gradnorm import GradNormBalancer

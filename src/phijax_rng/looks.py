@@ -13,11 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng.callbacks import Callback, Event, Watchers, may_be_reported, reported, require_followed
+from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.protocol import (
+    Callback,
+    Event,
+    Watchers,
+    may_be_reported,
+    reported,
+    require_followed,
+)
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
-from phijax_rng.history import History
 from phijax_rng.record import Record
 from phijax_rng.state import TrainState
 from phijax_rng.training.chunks import Chunk, terms_of

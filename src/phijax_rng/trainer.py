@@ -26,13 +26,13 @@ from phijax_rng.arguments import (
     require_update,
 )
 from phijax_rng.auditing import AuditReport
-from phijax_rng.callbacks import Callback, checked
+from phijax_rng.callbacks.progress import make_progress
+from phijax_rng.callbacks.protocol import Callback, checked
 from phijax_rng.checkpoints import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
 from phijax_rng.looks import Looks
-from phijax_rng.progress import make_progress
 from phijax_rng.record import Record
 from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult

@@ -12,8 +12,9 @@ import sys
 
 import jax
 
-from phijax_rng import Checkpoints, GradNormBalancer, Trainer, progress
-from phijax_rng.callbacks import Event
+from phijax_rng import Checkpoints, GradNormBalancer, Trainer
+from phijax_rng.callbacks import progress
+from phijax_rng.callbacks.protocol import Event
 from tests import _problems
 
 EVERY = 10

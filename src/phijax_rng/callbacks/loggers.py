@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks import Event
+from phijax_rng.callbacks.protocol import Event
 from phijax_rng.devices import processes
 
 

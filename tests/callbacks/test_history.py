@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from phijax_rng.history import History
+from phijax_rng.callbacks.history import History
 
 
 def make():

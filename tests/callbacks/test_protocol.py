@@ -21,8 +21,8 @@ from phijax_rng import (
     Trainer,
     keys,
 )
-from phijax_rng.history import History
-from phijax_rng.progress import Silent
+from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.progress import Silent
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks import Event
+from phijax_rng.callbacks.protocol import Event
 from phijax_rng.devices import processes
 
 MODES = ("min", "max")

@@ -8,8 +8,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
 
 from phijax_rng import Checkpoints, Evaluate, TensorBoardLogger, Trainer, WandbLogger
-from phijax_rng.callbacks import Watchers
-from phijax_rng.history import History
+from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.protocol import Watchers
 from tests import _problems
 from tests.test_callbacks import make_event
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks import Event
+from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.protocol import Event
 from phijax_rng.devices import processes
-from phijax_rng.history import History
 
 
 @dataclasses.dataclass(frozen=True)

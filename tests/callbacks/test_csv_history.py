@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from phijax_rng import CSVHistory, Evaluate, Trainer
-from phijax_rng.callbacks import Watchers
-from phijax_rng.history import History
+from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.protocol import Watchers
 from tests import _problems
 from tests.test_callbacks import make_event
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks import Event
+from phijax_rng.callbacks.protocol import Event
 from phijax_rng.training.module import called, require_parameters
 
 

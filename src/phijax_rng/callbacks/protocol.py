@@ -25,8 +25,8 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
+from phijax_rng.callbacks.history import History
 from phijax_rng.devices import processes
-from phijax_rng.history import History
 from phijax_rng.state import TrainState
 
 

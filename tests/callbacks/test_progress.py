@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from phijax_rng import progress
+from phijax_rng.callbacks import progress
 
 
 class Terminal(io.StringIO):
