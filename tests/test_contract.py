@@ -13,10 +13,10 @@ from phijax_rng import (
     SpaceTimeSampler,
     UniformDomainSampler,
     contract,
-    document,
     environment,
     keys,
 )
+from phijax_rng.checkpoints import document
 
 STREAMS = keys.split_root(7)
 TRAINING = {

@@ -7,7 +7,7 @@ from phijax_rng.callbacks.early_stopping import EarlyStopping
 from phijax_rng.callbacks.evaluate import Evaluate
 from phijax_rng.callbacks.loggers import TensorBoardLogger, WandbLogger
 from phijax_rng.callbacks.protocol import Callback, Event
-from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.determinism import deterministic_xla_flags, require_deterministic_execution
 from phijax_rng.devices.row_masks import masked_mean
 from phijax_rng.errors import (

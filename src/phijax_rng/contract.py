@@ -28,7 +28,7 @@ from typing import Any
 
 from phijax_rng import keys
 from phijax_rng._base.digests import digest_fields
-from phijax_rng.document import SCHEMA
+from phijax_rng.checkpoints.document import SCHEMA
 
 DERIVATION = "seed-split4-fold-split/1"
 """Names the derivation of keys; another name means that the same seed draws other numbers."""

@@ -22,7 +22,7 @@ from phijax_rng.callbacks.protocol import (
     reported,
     require_followed,
 )
-from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.record import Record

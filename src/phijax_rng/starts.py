@@ -23,7 +23,7 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import RunExistsError
 from phijax_rng.state import TrainState

@@ -28,7 +28,7 @@ from phijax_rng.arguments import (
 from phijax_rng.auditing import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, checked
-from phijax_rng.checkpoints import Checkpoints
+from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN

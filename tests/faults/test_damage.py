@@ -154,7 +154,7 @@ def test_nothing_intact_names_every_step(folder):
 def test_a_fall_back_follows_the_parent_chain(folder):
     # Step 30 says it came from 10: 20 belongs to a branch that was left.
     path = folder / "30" / "document" / "document.json"
-    from phijax_rng.document import dumps
+    from phijax_rng.checkpoints.document import dumps
 
     document = json.loads(path.read_text())["contract"]
     document["contract"]["run"]["parent_step"] = 10

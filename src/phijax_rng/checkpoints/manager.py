@@ -34,15 +34,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
 
-from phijax_rng import manifest
 from phijax_rng._base import validation
-from phijax_rng._lock import DirectoryLock
+from phijax_rng.checkpoints import stored_leaves
+from phijax_rng.checkpoints.directory import DOCUMENT, DOCUMENT_FILE, Folder
+from phijax_rng.checkpoints.document import SCHEMA, dumps
+from phijax_rng.checkpoints.lock import DirectoryLock
+from phijax_rng.checkpoints.retention import KeepBest, dropped, minutes_or_none, positive_or_none
+from phijax_rng.checkpoints.stored_leaves import MODEL
 from phijax_rng.devices import processes
-from phijax_rng.document import SCHEMA, dumps
 from phijax_rng.errors import DamagedCheckpointError, SaveError
-from phijax_rng.folder import DOCUMENT, DOCUMENT_FILE, Folder
-from phijax_rng.manifest import MODEL
-from phijax_rng.retention import KeepBest, dropped, minutes_or_none, positive_or_none
 from phijax_rng.state import TrainState
 
 _STATE = "state"
@@ -187,8 +187,8 @@ class Checkpoints:
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
             )
-        parts = manifest.leaves_of(state)
-        arrays = {part: manifest.stored_arrays(leaves) for part, leaves in parts.items()}
+        parts = stored_leaves.leaves_of(state)
+        arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
         document = _SaveDocument(parts, arrays, dict(contract or {}), dict(memory or {}))
         if not self.asynchronous:
             document.returned.set()
@@ -316,10 +316,10 @@ class Checkpoints:
         """
         step = self.existing(step)
         document = self._folder.document(step)
-        parts = manifest.leaves_of(like)
+        parts = stored_leaves.leaves_of(like)
         wanted = {MODEL: parts[MODEL]} if weights_only else parts
-        manifest.require_fit(step, document["leaves"], wanted)
-        return manifest.rebuild(like, self._read(step, wanted, document))
+        stored_leaves.require_fit(step, document["leaves"], wanted)
+        return stored_leaves.rebuild(like, self._read(step, wanted, document))
 
     def restore_intact(self, like: TrainState, *, weights_only: bool = False) -> tuple[TrainState, int]:
         """The newest state that is intact, and its step.
@@ -389,14 +389,16 @@ class Checkpoints:
             for step in going:
                 self._manager.delete(step)
 
-    def _read(self, step: int, parts: manifest.Parts, document: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def _read(
+        self, step: int, parts: stored_leaves.Parts, document: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
         targets = {
             part: {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
             for part, leaves in parts.items()
         }
         arrays = self._read_arrays(step, targets)
         for part, leaves in parts.items():
-            if manifest.digest_stored(leaves, _whole(arrays[part])) != document["digests"][part]:
+            if stored_leaves.digest_stored(leaves, _whole(arrays[part])) != document["digests"][part]:
                 raise DamagedCheckpointError(
                     f"{part} of step {step} in {self.directory} does not match its SHA-256: "
                     "it was damaged or edited. Restore another step."
@@ -472,7 +474,7 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         is_writer: whether this process writes the document.
     """
 
-    parts: manifest.Parts
+    parts: stored_leaves.Parts
     arrays: Mapping[str, Mapping[str, Any]]
     contract: dict[str, Any]
     memory: dict[str, Any]
@@ -490,7 +492,7 @@ class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     def document(self) -> dict[str, Any]:
         """The document, with its own SHA-256."""
-        told = {"schema": SCHEMA, **manifest.described(self.parts, self.arrays)}
+        told = {"schema": SCHEMA, **stored_leaves.described(self.parts, self.arrays)}
         return dumps({**told, "contract": self.contract, "memory": self.memory})
 
 

@@ -556,7 +556,7 @@ def test_saves_by_number_are_due_at_multiples(tmp_path, every_n_steps, step, fol
 
 def test_a_save_by_the_clock_is_due_when_the_minutes_have_passed(tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("phijax_rng.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("phijax_rng.checkpoints.manager.time.monotonic", lambda: now)
     checkpoints = Checkpoints(tmp_path / "run", every_minutes=2, asynchronous=False)
     now += 119
     assert not checkpoints.is_due(7)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.document import loads
+from phijax_rng.checkpoints.document import loads
 from phijax_rng.errors import DamagedCheckpointError
 
 DOCUMENT = "document"

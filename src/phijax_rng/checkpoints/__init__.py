@@ -1,0 +1,7 @@
+"""Whole train states on disk. The only wing that imports Orbax."""
+
+from phijax_rng.checkpoints.manager import Checkpoints
+
+__all__ = [
+    "Checkpoints",
+]
