@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-import phijax_rng.environment
+import phijax_rng.resume.environment
 from phijax_rng import (
     CheckpointMismatchError,
     Checkpoints,
@@ -24,9 +24,9 @@ from phijax_rng import (
     StaticLossBalancer,
     Trainer,
     UniformDomainSampler,
-    contract,
     keys,
 )
+from phijax_rng.resume import contract
 from tests._bitwise import assert_trees_bitwise_equal
 
 ROWS = np.linspace(-1, 1, 32, dtype=np.float32).reshape(16, 2)
@@ -123,7 +123,7 @@ def faked(section: str, name: str, value: Any) -> Any:
 
     @contextlib.contextmanager
     def changed() -> Any:
-        told = phijax_rng.environment.describe
+        told = phijax_rng.resume.environment.describe
         with pytest.MonkeyPatch.context() as patch:
 
             def other(device: Any) -> Any:

@@ -25,7 +25,7 @@ from phijax_rng.callbacks.protocol import (
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
-from phijax_rng.record import Record
+from phijax_rng.resume.run_contract import Record
 from phijax_rng.state import TrainState
 from phijax_rng.training.chunks import Chunk, terms_of
 

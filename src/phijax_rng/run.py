@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng import contract, environment, keys, starts
+from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
+from phijax_rng.resume import contract, environment, plan
 from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.state import TrainState
 from phijax_rng.training.adaptive_refresh import (
@@ -113,7 +114,7 @@ def _kinds(optimizer_state: Any) -> list[str]:
 
 
 def restored_with_source(
-    start: starts.Start,
+    start: plan.Start,
     fresh: TrainState,
     on_change: str,
     *,
@@ -121,7 +122,7 @@ def restored_with_source(
     module: Any,
     datamodule: Any,
     source: Any = None,
-) -> tuple[starts.Restored, Any]:
+) -> tuple[plan.Restored, Any]:
     """The state to start from, and the source that draws from its sampling key."""
     batch_keys = getattr(module, "batch_keys", ())
     if datamodule is not None:
@@ -134,7 +135,7 @@ def restored_with_source(
     return restored, source
 
 
-def _on_own_streams(restored: starts.Restored, fresh: TrainState, on_change: str) -> starts.Restored:
+def _on_own_streams(restored: plan.Restored, fresh: TrainState, on_change: str) -> plan.Restored:
     """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
     if on_change == "error" or _streams(restored.state) == _streams(fresh):
         return restored

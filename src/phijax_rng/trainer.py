@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from phijax_rng import keys, predict, starts
+from phijax_rng import keys, predict
 from phijax_rng._base import validation
 from phijax_rng.arguments import (
     require_datamodule,
@@ -33,9 +33,10 @@ from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
 from phijax_rng.looks import Looks
-from phijax_rng.record import Record
 from phijax_rng.rehearsal import rehearse
 from phijax_rng.results import FitResult
+from phijax_rng.resume import plan
+from phijax_rng.resume.run_contract import Record
 from phijax_rng.run import Run, described_training, require_batches, require_inside, restored_with_source
 from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
@@ -309,9 +310,7 @@ class Trainer:
         return resolve(self.devices, shardings=self.shardings, uneven=self.uneven)
 
     @contextlib.contextmanager
-    def _begun(
-        self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any
-    ) -> Iterator[starts.Start]:
+    def _begun(self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any) -> Iterator[plan.Start]:
         """Where to start, with the trainer's directory locked until the run has ended."""
         words = {
             "resume": resume,
@@ -319,19 +318,19 @@ class Trainer:
             "ckpt_step": ckpt_step,
             "weights_only": weights_only,
         }
-        start = starts.decide(self.checkpoints, **words)
+        start = plan.decide(self.checkpoints, **words)
         if self.checkpoints is None:
             yield start
             return
         self.checkpoints.lock()
         with self.checkpoints:
             # Again, now that no other job can change what is there.
-            yield starts.decide(self.checkpoints, **words)
+            yield plan.decide(self.checkpoints, **words)
 
     def _continued(
         self,
         state: TrainState,
-        start: starts.Start,
+        start: plan.Start,
         signals: StopSignals,
         on_change: str,
         *,
@@ -364,8 +363,8 @@ class Trainer:
     def _train(
         self,
         run: Run,
-        start: starts.Start,
-        restored: starts.Restored,
+        start: plan.Start,
+        restored: plan.Restored,
         on_change: str,
         signals: StopSignals,
     ) -> FitResult:

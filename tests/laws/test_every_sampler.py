@@ -29,10 +29,10 @@ from phijax_rng import (
     Trainer,
     UniformDomainSampler,
     WeightedRowSampler,
-    contract,
     initialize_train_state,
     keys,
 )
+from phijax_rng.resume import contract
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests.laws._points import POINTS
 

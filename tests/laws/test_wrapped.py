@@ -22,9 +22,9 @@ from phijax_rng import (
     SpaceTimeCylinder,
     UniformDomainSampler,
     Union,
-    contract,
     keys,
 )
+from phijax_rng.resume import contract
 from phijax_rng.training import source_checks
 
 KEY = keys.split_root(0).sampling

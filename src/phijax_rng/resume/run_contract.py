@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from phijax_rng import contract
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.errors import RunChangedError
-from phijax_rng.starts import Restored, Start
+from phijax_rng.resume import contract
+from phijax_rng.resume.plan import Restored, Start
 from phijax_rng.state import TrainState
 from phijax_rng.training.ask import ask
 

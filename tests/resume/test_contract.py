@@ -12,11 +12,10 @@ from phijax_rng import (
     RandomRowSampler,
     SpaceTimeSampler,
     UniformDomainSampler,
-    contract,
-    environment,
     keys,
 )
 from phijax_rng.checkpoints import document
+from phijax_rng.resume import contract, environment
 
 STREAMS = keys.split_root(7)
 TRAINING = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from phijax_rng import Checkpoints, DamagedCheckpointError, RunExistsError, TrainState, keys
-from phijax_rng.starts import Start, decide
+from phijax_rng.resume.plan import Start, decide
 from tests._bitwise import assert_trees_bitwise_equal
 
 
