@@ -22,7 +22,6 @@ from phijax_rng.errors import (
     SaveError,
 )
 from phijax_rng.findings import Draw, Finding
-from phijax_rng.results import FitResult
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.sampling.geometry.balls import Ball, Sphere
@@ -44,7 +43,8 @@ from phijax_rng.sampling.rows import (
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.trainer import Trainer
+from phijax_rng.trainer.results import FitResult
+from phijax_rng.trainer.trainer import Trainer
 from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
 from phijax_rng.training.balancing.gradnorm import GradNormBalancer
 from phijax_rng.training.balancing.ntk import NTKBalancer

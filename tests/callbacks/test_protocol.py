@@ -362,7 +362,7 @@ def test_a_check_that_fails_ends_the_fit_before_anything_is_traced_and_closes_th
             raise OSError("the disk is full")
 
     display, module = Closed(), dataclasses.replace(HEAT.module, losses=lambda model_state, batches: 1 / 0)
-    monkeypatch.setattr("phijax_rng.trainer.make_progress", lambda *given: display)
+    monkeypatch.setattr("phijax_rng.trainer.trainer.make_progress", lambda *given: display)
     with pytest.raises(OSError, match="the disk is full") as caught:
         Trainer(4, callbacks=(Note(1), Checking(2))).fit(module, seed=0, **HEAT.arguments)
     assert caught.value.__notes__ == ["raised by the callback 'own' before the first update"]

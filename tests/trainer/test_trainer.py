@@ -616,7 +616,7 @@ class Signalling(Silent):
 
 def signalled(monkeypatch, tmp_path, at, *numbers, **options):
     display = Signalling(at, *numbers)
-    monkeypatch.setattr("phijax_rng.trainer.make_progress", lambda *_: display)
+    monkeypatch.setattr("phijax_rng.trainer.trainer.make_progress", lambda *_: display)
     try:
         return fit(20, tmp_path, trainer={"chunk_size": 1, **options}, saves={"every_n_steps": 5})
     finally:

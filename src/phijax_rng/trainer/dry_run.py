@@ -14,8 +14,8 @@ import jax
 from phijax_rng import keys
 from phijax_rng.auditing import AuditReport, Session
 from phijax_rng.devices.placement import Placement, resolve
-from phijax_rng.run import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.state import TrainState, advance, initialize_train_state
+from phijax_rng.trainer.run_spec import prepared_source, refresh_of, require_batches, require_inside
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 from phijax_rng.training.ask import ask
 from phijax_rng.training.balancing.validation import initial_state

@@ -23,7 +23,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
-from phijax_rng.rehearsal import rehearse
+from phijax_rng.trainer.dry_run import rehearse
 from tests import _problems
 
 TRAINER = Trainer(10, progress=False)

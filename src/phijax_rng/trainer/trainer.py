@@ -15,16 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from phijax_rng import keys, predict
+from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng.arguments import (
-    require_datamodule,
-    require_masked,
-    require_module,
-    require_one,
-    require_optimizer,
-    require_update,
-)
 from phijax_rng.auditing import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, checked
@@ -32,14 +24,29 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
-from phijax_rng.looks import Looks
-from phijax_rng.rehearsal import rehearse
-from phijax_rng.results import FitResult
 from phijax_rng.resume import plan
 from phijax_rng.resume.run_contract import Record
-from phijax_rng.run import Run, described_training, require_batches, require_inside, restored_with_source
-from phijax_rng.signals import StopSignals
 from phijax_rng.state import TrainState, initialize_train_state
+from phijax_rng.trainer import predict
+from phijax_rng.trainer.arguments import (
+    require_datamodule,
+    require_masked,
+    require_module,
+    require_one,
+    require_optimizer,
+    require_update,
+)
+from phijax_rng.trainer.dry_run import rehearse
+from phijax_rng.trainer.results import FitResult
+from phijax_rng.trainer.run_spec import (
+    Run,
+    described_training,
+    require_batches,
+    require_inside,
+    restored_with_source,
+)
+from phijax_rng.trainer.session import Looks
+from phijax_rng.trainer.signals import StopSignals
 from phijax_rng.training.balancing.protocol import LossBalancer, is_scheduled
 from phijax_rng.training.balancing.validation import initial_state, require_fitting_state
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from phijax_rng.signals import StopSignals
+from phijax_rng.trainer.signals import StopSignals
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 

@@ -15,8 +15,8 @@ from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.results import FitResult
 from phijax_rng.state import TrainState
+from phijax_rng.trainer.results import FitResult
 from phijax_rng.training.module import LossModule
 
 

@@ -1,0 +1,9 @@
+"""A whole run: `Trainer.fit`."""
+
+from phijax_rng.trainer.results import FitResult
+from phijax_rng.trainer.trainer import Trainer
+
+__all__ = [
+    "FitResult",
+    "Trainer",
+]
