@@ -1,7 +1,8 @@
 """One seed, named streams, batches by step, and runs that resume to the same bits."""
 
 from phijax_rng import keys, shuffle
-from phijax_rng.auditing import AuditReport, audit
+from phijax_rng.auditing.audit import AuditReport, audit
+from phijax_rng.auditing.findings import Draw, Finding
 from phijax_rng.callbacks.csv_history import CSVHistory
 from phijax_rng.callbacks.early_stopping import EarlyStopping
 from phijax_rng.callbacks.evaluate import Evaluate
@@ -21,7 +22,6 @@ from phijax_rng.errors import (
     RunExistsError,
     SaveError,
 )
-from phijax_rng.findings import Draw, Finding
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.sampling.geometry.balls import Ball, Sphere

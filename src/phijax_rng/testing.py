@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
-from phijax_rng.auditing import AuditReport, audit
+from phijax_rng.auditing.audit import AuditReport, audit
 
 MakeRun = Callable[[str], Callable[[int], Any]]
 """`make_run(directory)` gives a run that keeps its checkpoints there; `run(until)` trains to a step."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from phijax_rng import keys
-from phijax_rng.auditing import AuditReport, Session
+from phijax_rng.auditing.audit import AuditReport, Session
 from phijax_rng.devices.placement import Placement, resolve
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.trainer.run_spec import prepared_source, refresh_of, require_batches, require_inside

@@ -17,7 +17,7 @@ from typing import Any
 
 from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng.auditing import AuditReport
+from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, checked
 from phijax_rng.checkpoints.manager import Checkpoints

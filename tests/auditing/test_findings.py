@@ -2,7 +2,7 @@
 
 import pytest
 
-from phijax_rng import _examination, _internals, findings
+from phijax_rng.auditing import analysis, findings, jax_hooks
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_pattern_matches_a_key_and_all_that_comes_from_it(name: str, pattern: 
 
 def test_every_kind_has_a_mend_and_notes_are_kinds() -> None:
     assert set(findings.NOTES) < set(findings.MENDS)
-    assert set(_examination._SENTENCES) < set(findings.MENDS)
+    assert set(analysis._SENTENCES) < set(findings.MENDS)
 
 
 def test_a_key_without_a_name_is_shown_as_keys_shows_it() -> None:
@@ -34,5 +34,5 @@ def test_a_key_without_a_name_is_shown_as_keys_shows_it() -> None:
 
     from phijax_rng import keys
 
-    (bits,) = findings.bits_of(_internals.words_of(jax.random.key(5)))
+    (bits,) = findings.bits_of(jax_hooks.words_of(jax.random.key(5)))
     assert findings.fingerprint(bits) == keys.fingerprint(jax.random.key(5)) == "threefry2x32:0-5"

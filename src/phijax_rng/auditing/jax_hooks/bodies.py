@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng._internals.watcher import words_of
+from phijax_rng.auditing.jax_hooks.watcher import words_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -36,7 +36,7 @@ class Bodies:
 
     def __init__(self, core: Any, trace_context: Callable[[], Hashable]):
         # JAX's own classes are its bases, and are there for certain once all names were looked up.
-        from phijax_rng._internals import body_traces  # noqa: PLC0415
+        from phijax_rng.auditing.jax_hooks import body_traces  # noqa: PLC0415
 
         self.core, self.types = core, body_traces
         self.trace_context = trace_context

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from phijax_rng import keys
-from phijax_rng._places import Line, Place, library_of, room_of
+from phijax_rng.auditing.call_sites import Line, Place, library_of, room_of
 
 
 @pytest.mark.parametrize(

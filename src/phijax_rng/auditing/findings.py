@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng._internals import Words
-from phijax_rng._places import Line, Place
+from phijax_rng.auditing.call_sites import Line, Place
+from phijax_rng.auditing.jax_hooks import Words
 
 Bits = tuple[str, bytes]
 """A key as it is compared: implementation and words."""

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as jep
 
-from phijax_rng._internals import beyond, boundaries, primitives, transforms
-from phijax_rng._internals.swaps import WATCHED, Internals, Swaps, disable_jit
-from phijax_rng._internals.walks import KINDS, WALKS
-from phijax_rng._internals.watcher import Watcher, activate
+from phijax_rng.auditing.jax_hooks import beyond, boundaries, primitives, transforms
+from phijax_rng.auditing.jax_hooks.swaps import WATCHED, Internals, Swaps, disable_jit
+from phijax_rng.auditing.jax_hooks.walks import KINDS, WALKS
+from phijax_rng.auditing.jax_hooks.watcher import Watcher, activate
 
 LAST_TESTED = "0.12"
 """The newest JAX that the audit was tested with."""

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from phijax_rng import audit, keys
-from phijax_rng._internals import patches
-from phijax_rng._internals.walks import KINDS
-from phijax_rng.auditing import Session
-from phijax_rng.findings import MENDS, NOTES
+from phijax_rng.auditing.audit import Session
+from phijax_rng.auditing.findings import MENDS, NOTES
+from phijax_rng.auditing.jax_hooks import patches
+from phijax_rng.auditing.jax_hooks.walks import KINDS
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
 from tests._subprocess import run_python

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from phijax_rng._internals.bodies import Bodies, asking_frame
-from phijax_rng._internals.swaps import Internals, Swaps, disable_jit
-from phijax_rng._internals.watcher import mine
+from phijax_rng.auditing.jax_hooks.bodies import Bodies, asking_frame
+from phijax_rng.auditing.jax_hooks.swaps import Internals, Swaps, disable_jit
+from phijax_rng.auditing.jax_hooks.watcher import mine
 
 
 def install(swaps: Swaps, source: Internals) -> None:

@@ -23,8 +23,8 @@ replaced is put back on every way out.
     cond), beyond (compiled programs, threads, generators of the host).
 """
 
-from phijax_rng._internals.patches import watching
-from phijax_rng._internals.swaps import beside
-from phijax_rng._internals.watcher import Evaluation, Mapped, Watcher, Words, words_of
+from phijax_rng.auditing.jax_hooks.patches import watching
+from phijax_rng.auditing.jax_hooks.swaps import beside
+from phijax_rng.auditing.jax_hooks.watcher import Evaluation, Mapped, Watcher, Words, words_of
 
 __all__ = ["Evaluation", "Mapped", "Watcher", "Words", "beside", "watching", "words_of"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax._src import core
 
-from phijax_rng._internals.bodies import Constants, as_array, is_array
-from phijax_rng._internals.watcher import mine
+from phijax_rng.auditing.jax_hooks.bodies import Constants, as_array, is_array
+from phijax_rng.auditing.jax_hooks.watcher import mine
 
 
 class BodyTracer(core.Tracer[Any]):

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng._internals.swaps import Internals, Swaps, beside, disable_jit
-from phijax_rng._internals.walks import RAW, holds_draw
-from phijax_rng._internals.watcher import mine
+from phijax_rng.auditing.jax_hooks.swaps import Internals, Swaps, beside, disable_jit
+from phijax_rng.auditing.jax_hooks.walks import RAW, holds_draw
+from phijax_rng.auditing.jax_hooks.watcher import mine
 
 _GENERATORS = tuple(
     (module, getattr(home, name, None))

@@ -9,10 +9,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from phijax_rng._history import Derivation, History, Use, seed_in
-from phijax_rng._observe import Event
-from phijax_rng._places import Line, Place, library_of
-from phijax_rng.findings import (
+from phijax_rng.auditing.call_sites import Line, Place, library_of
+from phijax_rng.auditing.findings import (
     MENDS,
     NOTES,
     Bits,
@@ -23,6 +21,8 @@ from phijax_rng.findings import (
     gathered,
     name_matches,
 )
+from phijax_rng.auditing.key_lineage import Derivation, History, Use, seed_in
+from phijax_rng.auditing.recorder import Event
 
 _RBG = ("rbg", "unsafe_rbg")
 _PERMUTATIONS = ("permute_index", "invert_index")

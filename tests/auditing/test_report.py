@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from phijax_rng import AuditReport, audit
-from phijax_rng.reports import tree_rows
+from phijax_rng.auditing.report import tree_rows
 from tests._faulty import FAULTS
 
 pytestmark = pytest.mark.draws_twice

@@ -15,7 +15,7 @@ import jax.extend.core.primitives as jep
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._internals.watcher import mine
+from phijax_rng.auditing.jax_hooks.watcher import mine
 
 KINDS = {
     "random_seed_p": "seed",

@@ -23,12 +23,12 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from phijax_rng import reports
 from phijax_rng._base import validation
-from phijax_rng._examination import examine
-from phijax_rng._internals import Words, words_of
-from phijax_rng._observe import Observer, Unseen
-from phijax_rng.findings import Bits, Draw, Finding, KeyNode, bits_of
+from phijax_rng.auditing import report
+from phijax_rng.auditing.analysis import examine
+from phijax_rng.auditing.findings import Bits, Draw, Finding, KeyNode, bits_of
+from phijax_rng.auditing.jax_hooks import Words, words_of
+from phijax_rng.auditing.recorder import Observer, Unseen
 
 _LEGACY = {2: ("threefry2x32",), 4: ("rbg", "unsafe_rbg")}
 """Implementations whose legacy keys have this many words."""
@@ -69,7 +69,7 @@ class AuditReport:
 
     def __str__(self) -> str:
         """Findings, what was not seen, and the draws, as plain text."""
-        return reports.as_text(self.to_dict())
+        return report.as_text(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists and dicts, fit for JSON."""
@@ -88,7 +88,7 @@ class AuditReport:
             file: where to; standard output for `None`.
             width: columns; those of the terminal for `None`.
         """
-        reports.show(self.to_dict(), file, width)
+        report.show(self.to_dict(), file, width)
 
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
         """One page that needs nothing else: findings, a tree that folds, a table that filters.
@@ -99,15 +99,15 @@ class AuditReport:
         Returns:
             The page.
         """
-        return _written(reports.as_html(self.to_dict()), path)
+        return _written(report.as_html(self.to_dict()), path)
 
     def svg(self, path: str | os.PathLike[str] | None = None) -> str:
         """The tree of keys as a picture: what came from what, what was drawn, where the faults are."""
-        return _written(reports.as_svg(self.to_dict()), path)
+        return _written(report.as_svg(self.to_dict()), path)
 
     def png(self, path: str | os.PathLike[str]) -> None:
         """The same picture as a PNG file; needs Matplotlib."""
-        reports.write_png(self.to_dict(), path)
+        report.write_png(self.to_dict(), path)
 
 
 def audit(

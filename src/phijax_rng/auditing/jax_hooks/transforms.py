@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from phijax_rng._internals.swaps import Internals, Swaps
-from phijax_rng._internals.walks import RANDOM, by_row, holds_draw, map_over_mesh
-from phijax_rng._internals.watcher import Mapped, Push, mine
+from phijax_rng.auditing.jax_hooks.swaps import Internals, Swaps
+from phijax_rng.auditing.jax_hooks.walks import RANDOM, by_row, holds_draw, map_over_mesh
+from phijax_rng.auditing.jax_hooks.watcher import Mapped, Push, mine
 
 
 def install(swaps: Swaps, source: Internals) -> None:

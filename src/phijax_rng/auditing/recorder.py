@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng import _internals
-from phijax_rng._internals import Mapped, Words
-from phijax_rng._places import NOWHERE, Place, frames_of, place_of, read_frames, room_of
-from phijax_rng._reachable import digest_of
+from phijax_rng.auditing import jax_hooks
+from phijax_rng.auditing.call_sites import NOWHERE, Place, frames_of, place_of, read_frames, room_of
+from phijax_rng.auditing.jax_hooks import Mapped, Words
+from phijax_rng.auditing.reachable_arrays import digest_of
 
 # Functions of this package whose frames say more than the primitive does.
 _SPEAKING = {
@@ -51,7 +51,7 @@ class Event:
     """One random primitive that ran, or one draw from a generator of the host.
 
     Attributes:
-        kind: a word of `_internals.KINDS`, `"clone"`, or `"host"`.
+        kind: a word of `jax_hooks.KINDS`, `"clone"`, or `"host"`.
         keys: what it was given; `None` for a seed or raw words.
         out: the keys that came out.
         data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
@@ -121,7 +121,7 @@ class Observer:
         """Events are collected inside the block."""
         before = _numpy_state()
         try:
-            with _internals.watching(self):
+            with jax_hooks.watching(self):
                 yield
         finally:
             self._call = None
@@ -150,13 +150,13 @@ class Observer:
         """Nothing is recorded inside the block."""
         before, self.blind = self.blind, True
         try:
-            with _internals.beside():
+            with jax_hooks.beside():
                 yield
         finally:
             self.blind = before
 
     def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
-        """See `_internals.Watcher`."""
+        """See `jax_hooks.Watcher`."""
         keys, out, details = self._unmasked(keys, out, details)
         place, call, speaking, loops, code = self._look(kind)
         if keys is not None and not keys.rows.size:
@@ -183,11 +183,11 @@ class Observer:
         )
 
     def unseen(self, what: str) -> None:
-        """See `_internals.Watcher`."""
+        """See `jax_hooks.Watcher`."""
         self.not_seen.append(Unseen(what, self._look("unseen")[0]))
 
     def foreign(self, kind: str) -> None:
-        """See `_internals.Watcher`."""
+        """See `jax_hooks.Watcher`."""
         name = threading.current_thread().name
         self.not_seen.append(Unseen(f"{kind} in thread {name!r}", NOWHERE))
 
@@ -200,7 +200,7 @@ class Observer:
         del self.events[mark:]
 
     def discard_loop(self) -> None:
-        """See `_internals.Watcher`."""
+        """See `jax_hooks.Watcher`."""
         frame: Any = sys._getframe(1)
         while room_of(frame.f_code.co_filename) in ("hidden", "transparent"):
             frame = frame.f_back

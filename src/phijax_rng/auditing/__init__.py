@@ -1,0 +1,11 @@
+"""Which key draws what, and which keys are used twice."""
+
+from phijax_rng.auditing.audit import AuditReport, audit
+from phijax_rng.auditing.findings import Draw, Finding
+
+__all__ = [
+    "AuditReport",
+    "Draw",
+    "Finding",
+    "audit",
+]
