@@ -27,7 +27,8 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
-from phijax_rng.sampling import draws, entries, held
+from phijax_rng.sampling import draws, entries
+from phijax_rng.sampling import held as holding
 from phijax_rng.sampling.hosted import INDEX, HostSampler, gather_own, make_sampler, place
 
 
@@ -93,7 +94,7 @@ class NamedBatchSource:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "key", keys.require_key(key, "key"))
         object.__setattr__(self, "dealt_to", names)
-        object.__setattr__(self, "_samplers", tuple(held.held(samplers[name]) for name in names))
+        object.__setattr__(self, "_samplers", tuple(holding.held(samplers[name]) for name in names))
         object.__setattr__(self, "_sizes", tuple(sizes[name] for name in names))
 
     @classmethod
@@ -158,7 +159,7 @@ class NamedBatchSource:
     @property
     def samplers(self) -> dict[str, Any]:
         """The samplers by name, in declaration order."""
-        return dict(zip(self.names, map(held.given, self._samplers), strict=True))
+        return dict(zip(self.names, map(holding.given, self._samplers), strict=True))
 
     @property
     def batch_sizes(self) -> dict[str, BatchSize]:
@@ -281,7 +282,9 @@ class NamedBatchSource:
         leaves, structure = jax.tree.flatten(self._drawing)
         # The first call may come while something else is traced; what is remembered must outlive that.
         with jax.ensure_compile_time_eval():
-            return draws.compiled_draw(structure), [jax.device_put(held.in_memory(leaf)) for leaf in leaves]
+            return draws.compiled_draw(structure), [
+                jax.device_put(holding.in_memory(leaf)) for leaf in leaves
+            ]
 
     @property
     def _compiled_steps(self) -> tuple[Callable[..., Any], list[jax.Array]]:
@@ -290,7 +293,7 @@ class NamedBatchSource:
     @property
     def _drawing(self) -> "NamedBatchSource":
         """The source without the rows that lie on the host."""
-        return self._part({name: held.drawing(held) for name, held in self._by_name.items()})
+        return self._part({name: holding.drawing(held) for name, held in self._by_name.items()})
 
     def sample(
         self,
@@ -318,7 +321,7 @@ class NamedBatchSource:
         entries.require_states(self._adaptive_names, states)
         if isinstance(key, jax.core.Tracer):
             self._require_traceable()
-        source = jax.tree.map(held.in_memory, self._drawing)
+        source = jax.tree.map(holding.in_memory, self._drawing)
         drawn = draws.sample(source, tuple(sizes.values()), key, states)
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
@@ -329,7 +332,7 @@ class NamedBatchSource:
 
     def prepare(self, device: Any = None) -> "NamedBatchSource":
         """The same source with its arrays on a device (or sharding); the default device for `None`."""
-        return jax.device_put(jax.tree.map(held.in_memory, self), device)
+        return jax.device_put(jax.tree.map(holding.in_memory, self), device)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract: the samplers in order, with kinds, options and sizes."""
