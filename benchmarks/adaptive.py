@@ -43,7 +43,7 @@ class _Points:
     """The pools of the heat problem, with points of the square in place of the pool of the equation."""
 
     def __init__(self, every: int | None):
-        square = pr.Box([(0.0, 1.0), (0.0, 1.0)])
+        square = pr.sampling.geometry.Box([(0.0, 1.0), (0.0, 1.0)])
         self._points: Any = square
         if every is not None:
             self._points = pr.ResidualDistributionSampler(square, every, num_candidates=CANDIDATES)

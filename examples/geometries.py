@@ -7,19 +7,16 @@ boundary; where two faces meet there are two.
 import matplotlib.pyplot as plt
 import numpy as np
 
-from phijax_rng import (
+from phijax_rng import LatinHypercubeSampler, NamedBatchSource, SobolSampler, keys
+from phijax_rng.sampling.geometry import (
     Ball,
     Box,
     BoxEdges,
     BoxFaces,
     InitialSlab,
-    LatinHypercubeSampler,
-    NamedBatchSource,
-    SobolSampler,
     SpaceTimeCylinder,
     Sphere,
     Union,
-    keys,
 )
 
 SQUARE, CUBE = [(0, 1), (0, 1)], [(0, 1), (0, 1), (0, 1)]

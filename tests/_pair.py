@@ -207,7 +207,8 @@ class _Board:
 
 def watched(folder: str) -> None:
     """A run that is balanced, adaptive, evaluated, logged and stopped early; resumed, and in one go."""
-    from phijax_rng import Checkpoints, CSVHistory, TensorBoardLogger, WandbLogger
+    from phijax_rng import Checkpoints, CSVHistory
+    from phijax_rng.callbacks import TensorBoardLogger, WandbLogger
     from tests import _devices
 
     remembered, save = [], Checkpoints.save

@@ -19,7 +19,6 @@ import optax
 
 from benchmarks import _heat
 from phijax_rng import (
-    Box,
     Checkpoints,
     GradNormBalancer,
     LossModule,
@@ -29,6 +28,7 @@ from phijax_rng import (
     ResidualDistributionSampler,
     Trainer,
 )
+from phijax_rng.sampling.geometry import Box
 
 
 class Adaptive:

@@ -23,37 +23,38 @@ import numpy as np
 import optax
 
 from phijax_rng import (
-    Ball,
-    Box,
-    BoxEdges,
-    BoxFaces,
     Checkpoints,
     DatasetSampler,
     EarlyStopping,
     Evaluate,
     GradNormBalancer,
-    HostedRowSampler,
-    InitialSlab,
     LatinHypercubeSampler,
     LossModule,
     NamedBatchSource,
     NTKBalancer,
     RandomRowSampler,
-    ReLoBRaLoBalancer,
     ResidualDistributionSampler,
     ResidualRefinementSampler,
     ShuffledRowSampler,
     SobolSampler,
-    SpaceTimeCylinder,
     SpaceTimeSampler,
-    Sphere,
     StaticLossBalancer,
     Trainer,
-    UncertaintyBalancer,
     UniformDomainSampler,
-    Union,
     WeightedRowSampler,
 )
+from phijax_rng.sampling import HostedRowSampler
+from phijax_rng.sampling.geometry import (
+    Ball,
+    Box,
+    BoxEdges,
+    BoxFaces,
+    InitialSlab,
+    SpaceTimeCylinder,
+    Sphere,
+    Union,
+)
+from phijax_rng.training.balancing import ReLoBRaLoBalancer, UncertaintyBalancer
 
 STORED = pathlib.Path(__file__).parent / "stored"
 SAVED = (5, 12)

@@ -13,19 +13,18 @@ import pytest
 
 import phijax_rng.resume.environment
 from phijax_rng import (
-    CheckpointMismatchError,
     Checkpoints,
     HostPool,
     LossModule,
     NamedBatchSource,
     PoolDataModule,
     RandomRowSampler,
-    RunChangedError,
     StaticLossBalancer,
     Trainer,
     UniformDomainSampler,
     keys,
 )
+from phijax_rng.errors import CheckpointMismatchError, RunChangedError
 from phijax_rng.resume import contract
 from tests._bitwise import assert_trees_bitwise_equal
 

@@ -21,6 +21,9 @@ class Finder(doctest.DocTestFinder):
     """Finds what is wrapped, too: `jit` and the annotation checks of the tests hide functions."""
 
     def _from_module(self, module: ModuleType | None, object: object) -> bool:
+        if inspect.isclass(object) and module is not None:
+            # An exported class carries the module that users import it from.
+            return f"class {object.__name__}" in inspect.getsource(module)
         return super()._from_module(module, inspect.unwrap(object))
 
 

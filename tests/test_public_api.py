@@ -1,10 +1,14 @@
 """The promised names, where they are documented, and which module may import which."""
 
 import ast
+import importlib
+import importlib.metadata
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -14,59 +18,33 @@ from tests._subprocess import ROOT
 PACKAGE = ROOT / "src" / "phijax_rng"
 API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
-# From the bottom up. Modules import from lower rows only; those on one row do not know each other.
-LAYERS = (
-    (
-        "_checks",
-        "_types",
-        "_pytrees",
-        "errors",
-        "determinism",
-        "_internals",
-        "reports",
-        "_threefry",
-        "executables",
+# Who may import whom: a wing, or a module at the root, and what it may import besides itself.
+_ROOT = ("keys", "shuffle", "errors", "state")
+WINGS: dict[str, tuple[str, ...]] = {
+    "_base": (),
+    "errors": (),
+    "determinism": (),
+    "keys": ("_base",),
+    "shuffle": ("_base",),
+    "state": ("_base", "keys"),
+    "sampling": ("_base", *_ROOT),
+    "devices": ("_base", *_ROOT),
+    "training": ("_base", *_ROOT, "sampling", "devices"),
+    "checkpoints": ("_base", *_ROOT, "training", "sampling", "devices"),
+    "callbacks": ("_base", *_ROOT, "training", "sampling", "devices"),
+    "resume": ("_base", *_ROOT, "training", "sampling", "devices", "checkpoints"),
+    "auditing": ("_base", "keys", "errors"),
+    "trainer": (
+        *("_base", *_ROOT, "training", "sampling", "devices", "checkpoints", "callbacks", "resume"),
+        "auditing",
     ),
-    ("_reachable", "_places"),  # what a computation under the eyes of an audit can see; whose a line is
-    (
-        *("keys", "shuffle", "pools", "digest", "document", "environment", "_coordinates", "_words", "_lock"),
-        *("history", "retention", "_observe"),
-    ),
-    # What the samplers of a later row share, and what an audit finds.
-    ("_rows", "_weights", "geometries", "findings", "masks"),
-    ("_history",),  # what was done with each key
-    ("_examination",),  # and what of it is wrong
-    (
-        *("samplers", "domains", "boxes", "balls", "composites", "sequences", "adaptive"),
-        "balancers",
-        *("module", "state", "contract", "auditing"),
-    ),
-    ("hosted",),  # samplers of the row before, with their rows on the host
-    ("_held", "_draws", "_entries", "_ask"),  # what a source of the next rows is made of, and how it is asked
-    ("manifest", "folder", "results", "processes"),  # how the checkpoints of the next row store a state
-    ("shares", "trial"),  # which rows lie on which device; balancers held to their protocol
-    (
-        *("sources", "iterables", "step", "checkpoints", "callbacks", "arguments", "placement"),
-        *("gradnorm", "ntk", "relobralo", "uncertainty"),  # balancers that adapt
-    ),
-    ("chunks",),  # what the loop of the next row gives back
-    (
-        *("loop", "refresh", "feeds", "starts", "purity", "signals", "progress"),
-        *("rebalancing", "predict"),
-        *("stopping", "evaluation", "csv_history", "loggers"),  # callbacks
-    ),
-    ("record", "run"),  # what a run promises, and what it is held to
-    ("looks", "rehearsal"),  # what the trainer does between two chunks of the loop; first steps in the open
-    ("trainer",),
-    ("cli", "__main__", "testing", "interop"),
-)
-ROW = {module: row for row, modules in enumerate(LAYERS) for module in modules}
-TOP_ROW = len(LAYERS) - 1
+    "testing": ("*",),
+}
 
 # One engine, one home.
 HOMES = {
-    **{"optax": "step", "orbax": "checkpoints", "phijax": "interop", "pytest": "testing"},
-    **{"tensorboardX": "loggers", "wandb": "loggers"},
+    **{"optax": "training", "orbax": "checkpoints", "phijax": "interop", "pytest": "testing"},
+    **{"tensorboardX": "callbacks", "wandb": "callbacks"},
 }
 
 
@@ -84,7 +62,7 @@ def imported_names(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, 
 
 def violations(source: str, path: str) -> list[str]:
     """What the module at this path (below src/phijax_rng) imports and may not."""
-    module = top_module(path)
+    wing = top_module(path)
     tree = ast.parse(source)
     found = [
         f"{path}:{node.lineno}: TYPE_CHECKING hides a cycle"
@@ -92,7 +70,7 @@ def violations(source: str, path: str) -> list[str]:
         if "TYPE_CHECKING" in (getattr(node, "id", None), getattr(node, "attr", None))
     ]
     for line, name in imported_names(tree, ["phijax_rng", *path.split("/")[:-1]]):
-        complaint = _complaint(module, name.split("."))
+        complaint = _complaint(wing, name.split("."), path)
         if complaint:
             found.append(f"{path}:{line}: {complaint}")
     return found
@@ -103,19 +81,19 @@ def top_module(path: str) -> str:
     return path.partition("/")[0].removesuffix(".py")
 
 
-def _complaint(module: str, name: list[str]) -> str | None:
+def _complaint(wing: str, name: list[str], path: str) -> str | None:
     engine, *inner = name
     if engine != "phijax_rng":
-        if module == "pools" and engine in ("jax", "jaxlib"):
+        if path == "sampling/pools.py" and engine in ("jax", "jaxlib"):
             return "pools is NumPy only"
-        return f"{engine} belongs in {HOMES[engine]}" if HOMES.get(engine, module) != module else None
-    if module not in ROW:
-        return f"{module} is on no row of LAYERS; give it its place"
-    if not inner or inner[0] not in ROW:
-        # The package as a whole stands below the top row and above all others.
-        return None if ROW[module] == TOP_ROW else "imports the package that imports it"
-    if inner[0] != module and ROW[inner[0]] >= ROW[module]:
-        return f"{module} must not know {inner[0]}"
+        return f"{engine} belongs in {HOMES[engine]}" if HOMES.get(engine, wing) != wing else None
+    if wing not in WINGS:
+        return f"{wing} is no wing of WINGS; give it its place"
+    allowed = WINGS[wing]
+    if not inner or inner[0] not in WINGS:
+        return None if allowed == ("*",) else "imports the package that imports it"
+    if inner[0] != wing and inner[0] not in allowed and allowed != ("*",):
+        return f"{wing} must not import {inner[0]}"
     return None
 
 
@@ -126,45 +104,40 @@ def source_files() -> list[str]:
 
 @pytest.mark.parametrize("path", source_files())
 def test_imports_point_down(path: str) -> None:
-    assert top_module(path) in ROW, "give the module its place in LAYERS"
+    assert top_module(path) in WINGS, "give the wing its place in WINGS"
     assert violations((PACKAGE / path).read_text(encoding="utf-8"), path) == []
 
 
 FORBIDDEN = {
     "upward": ("from phijax_rng import trainer", "keys.py"),
     "upward by name": ("from phijax_rng.trainer import Trainer", "keys.py"),
-    "upward and relative": ("from . import trainer", "keys.py"),
-    "upward, relative, by name": ("from .trainer import Trainer", "keys.py"),
-    "upward as a module": ("import phijax_rng.trainer", "keys.py"),
+    "upward and relative": ("from .. import trainer", "sampling/rows.py"),
+    "upward, relative, by name": ("from ..trainer import Trainer", "sampling/rows.py"),
+    "upward as a module": ("import phijax_rng.trainer.trainer", "training/loop.py"),
     "upward inside a function": ("def f():\n    from phijax_rng import trainer", "keys.py"),
-    "upward to an extension": ("from phijax_rng.interop.phijax import adapt", "trainer.py"),
     "a sibling": ("from phijax_rng import shuffle", "keys.py"),
+    "a sibling wing": ("from phijax_rng.devices.placement import resolve", "sampling/rows.py"),
     "the whole package": ("import phijax_rng", "keys.py"),
-    "a name of the package": ("from phijax_rng import Trainer", "loop.py"),
-    "everything": ("from phijax_rng import *", "loop.py"),
-    "Optax elsewhere": ("import optax", "trainer.py"),
-    "Orbax elsewhere": ("import orbax.checkpoint as ocp", "trainer.py"),
-    "Orbax by name": ("from orbax.checkpoint import CheckpointManager", "contract.py"),
-    "JAX in pools": ("import jax.numpy as jnp", "pools.py"),
+    "a name of the package": ("from phijax_rng import Trainer", "training/loop.py"),
+    "everything": ("from phijax_rng import *", "training/loop.py"),
+    "Optax elsewhere": ("import optax", "trainer/trainer.py"),
+    "Orbax elsewhere": ("import orbax.checkpoint as ocp", "trainer/trainer.py"),
+    "Orbax by name": ("from orbax.checkpoint import CheckpointManager", "resume/contract.py"),
+    "JAX in pools": ("import jax.numpy as jnp", "sampling/pools.py"),
     "TYPE_CHECKING": ("import typing\nif typing.TYPE_CHECKING: import numpy", "keys.py"),
     "TYPE_CHECKING by name": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING: pass",
         "keys.py",
     ),
-    "a folder, upward": ("from .. import testing", "interop/phijax.py"),
-    "a module without a row": ("from phijax_rng import keys", "unheard_of.py"),
+    "a wing without a place": ("from phijax_rng import keys", "unheard_of/rooms.py"),
 }
 
 ALLOWED = {
-    "downward": ("from phijax_rng import _checks, keys\nimport numpy", "sources.py"),
-    "downward by name": ("from phijax_rng.samplers import Sampler", "sources.py"),
-    "downward and relative": ("from . import keys\nfrom .keys import fold_in", "sources.py"),
-    "a folder, downward and itself": (
-        "from .. import keys\nfrom . import _shim",
-        "interop/phijax.py",
-    ),
+    "downward": ("from phijax_rng import keys\nimport numpy", "sampling/sources.py"),
+    "downward by name": ("from phijax_rng.sampling.rows import Sampler", "training/prefetch.py"),
+    "within a wing": ("from . import rows\nfrom .rows import RandomRowSampler", "sampling/sources.py"),
     "the whole package from the top": ("import phijax_rng", "testing.py"),
-    "each engine at home": ("import optax", "step.py"),
+    "each engine at home": ("import optax", "training/step.py"),
 }
 
 
@@ -183,15 +156,6 @@ def test_every_promised_name_is_importable_and_promised_once() -> None:
     assert len(set(phijax_rng.__all__)) == len(phijax_rng.__all__)
 
 
-def test_every_public_name_is_promised() -> None:
-    here = {
-        name
-        for name, value in vars(phijax_rng).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    assert here - set(phijax_rng.__all__) == set()
-
-
 def directives(page: Path) -> list[str]:
     """What a page has mkdocstrings render: `::: phijax_rng.keys`."""
     return re.findall(r"^::: +(\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -199,28 +163,59 @@ def directives(page: Path) -> list[str]:
 
 DOCUMENTED = {name for page in API_PAGES for name in directives(page)}
 PROMISED = [name for name in phijax_rng.__all__ if not name.startswith("__")]
+PACKAGES = [
+    "phijax_rng",
+    *(
+        m.name
+        for m in pkgutil.walk_packages(phijax_rng.__path__, "phijax_rng.")
+        if m.ispkg and "jax_hooks" not in m.name
+    ),
+]
 
 
-def qualified_name(name: str) -> str:
-    value = getattr(phijax_rng, name)
-    home = getattr(value, "__module__", "phijax_rng")
-    return f"phijax_rng.{name}" if inspect.ismodule(value) else f"{home}.{name}"
+def exports() -> list[tuple[str, str]]:
+    """Package and name of everything that a package lists."""
+    listed = ((package, importlib.import_module(package)) for package in PACKAGES)
+    return [(package, name) for package, module in listed for name in getattr(module, "__all__", ())]
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_every_promised_name_is_on_an_api_page(name: str) -> None:
-    qualified = qualified_name(name)
-    assert {qualified, qualified.rpartition(".")[0]} & DOCUMENTED, f"no page in docs/api shows {name}"
-
-
-@pytest.mark.parametrize("name", PROMISED)
-def test_every_promised_name_has_a_docstring(name: str) -> None:
-    value = getattr(phijax_rng, name)
+@pytest.mark.parametrize(("package", "name"), exports())
+def test_an_exported_name_is_on_an_api_page_and_has_a_docstring(package: str, name: str) -> None:
+    value = getattr(importlib.import_module(package), name)
+    if inspect.ismodule(value):
+        assert f"{package}.{name}" in DOCUMENTED
+        return
+    shown = {f"{wing}.{name}" for wing, other in exports() if other == name} | {value.__module__}
+    assert shown & DOCUMENTED or (value.__module__ == "phijax_rng" and f"phijax_rng.state.{name}" in _state())
     # A name without a docstring is left out of the API pages; dataclasses make up one of their own.
     assert (value.__doc__ or f"{name}(").startswith(f"{name}(") is False
 
 
+def _state() -> set[str]:
+    return {f"phijax_rng.state.{name}" for name in vars(phijax_rng.state) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("package", "name"), exports())
+def test_an_exported_name_carries_the_module_users_import_it_from(package: str, name: str) -> None:
+    value = getattr(importlib.import_module(package), name)
+    if isinstance(value, (type, FunctionType)):
+        home = "phijax_rng" if name in phijax_rng.__all__ else package
+        assert value.__module__ == home
+        assert getattr(importlib.import_module(home), name) is value
+
+
+def test_the_package_shows_its_names_and_nothing_else() -> None:
+    assert set(phijax_rng.__all__) < set(dir(phijax_rng))
+    shown = {name for name in dir(phijax_rng) if not name.startswith("__")} - set(phijax_rng.__all__)
+    assert all(inspect.ismodule(importlib.import_module(f"phijax_rng.{name}")) for name in shown)
+    assert 35 <= len(phijax_rng.__all__) <= 45
+    assert phijax_rng.__version__ == importlib.metadata.version("phijax-rng")
+
+
 @pytest.mark.parametrize("page", API_PAGES, ids=lambda page: page.stem)
-def test_an_api_page_shows_a_module_that_exists(page: Path) -> None:
-    assert directives(page) == [f"phijax_rng.{page.stem}"]
-    assert (PACKAGE / f"{page.stem}.py").exists()
+def test_an_api_page_shows_what_exists(page: Path) -> None:
+    assert directives(page)
+    for name in directives(page):
+        home, _, last = name.rpartition(".")
+        module = importlib.import_module(home)
+        assert hasattr(module, last) or importlib.import_module(name)

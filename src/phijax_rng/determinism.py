@@ -14,8 +14,8 @@ variable, and the check says whether it arrived:
     import os
     import phijax_rng
 
-    os.environ["XLA_FLAGS"] = phijax_rng.deterministic_xla_flags()  # before the first array
-    phijax_rng.require_deterministic_execution()
+    os.environ["XLA_FLAGS"] = phijax_rng.determinism.deterministic_xla_flags()  # before the first array
+    phijax_rng.determinism.require_deterministic_execution()
 
 >>> deterministic_xla_flags("--xla_dump_to=/tmp/dump --xla_gpu_autotune_level=0")
 '--xla_dump_to=/tmp/dump --xla_gpu_autotune_level=0 --xla_gpu_exclude_nondeterministic_ops=true'

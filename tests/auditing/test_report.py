@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from phijax_rng import AuditReport, audit
+from phijax_rng import audit
+from phijax_rng.auditing import AuditReport
 from phijax_rng.auditing.report import tree_rows
 from tests._faulty import FAULTS
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 from tensorboardX.proto.event_pb2 import Event as Record
 
-from phijax_rng import Checkpoints, Evaluate, TensorBoardLogger, Trainer, WandbLogger
+from phijax_rng import Checkpoints, Evaluate, Trainer
+from phijax_rng.callbacks import TensorBoardLogger, WandbLogger
 from phijax_rng.callbacks.history import History
 from phijax_rng.callbacks.protocol import Watchers
 from tests import _problems

@@ -15,14 +15,13 @@ from phijax_rng import (
     Event,
     HostPool,
     LossModule,
-    NonFiniteError,
     PoolDataModule,
-    SaveError,
     Trainer,
     keys,
 )
 from phijax_rng.callbacks.history import History
 from phijax_rng.callbacks.progress import Silent
+from phijax_rng.errors import NonFiniteError, SaveError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 

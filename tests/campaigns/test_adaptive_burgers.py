@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    Box,
     LossModule,
     NamedBatchSource,
     ResidualDistributionSampler,
@@ -20,6 +19,7 @@ from phijax_rng import (
     Trainer,
     UniformDomainSampler,
 )
+from phijax_rng.sampling.geometry import Box
 from tests._subprocess import ROOT
 
 STEPS = int(os.environ.get("PHIJAX_RNG_BURGERS_STEPS", "20000"))

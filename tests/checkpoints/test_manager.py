@@ -10,15 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import (
-    CheckpointMismatchError,
-    Checkpoints,
-    DamagedCheckpointError,
-    DirectoryInUseError,
-    SaveError,
-    TrainState,
-    keys,
-)
+from phijax_rng import Checkpoints, TrainState, keys
+from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, DirectoryInUseError, SaveError
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 Point = collections.namedtuple("Point", ["x", "y"])

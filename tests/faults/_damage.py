@@ -8,13 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from phijax_rng import (
-    Checkpoints,
-    DamagedCheckpointError,
-    TrainState,
-    initialize_train_state,
-    keys,
-)
+from phijax_rng import Checkpoints, TrainState, initialize_train_state, keys
+from phijax_rng.errors import DamagedCheckpointError
 
 STEPS = (10, 20, 30)
 

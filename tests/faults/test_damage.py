@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, DamagedCheckpointError
+from phijax_rng import Checkpoints
+from phijax_rng.errors import DamagedCheckpointError
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests.faults import _damage
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, DirectoryInUseError, SaveError, Trainer
+from phijax_rng import Checkpoints, Trainer
+from phijax_rng.errors import DirectoryInUseError, SaveError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal
 from tests._subprocess import run_python
@@ -19,7 +20,8 @@ HEAT = _problems.heat()
 FULL_DISK = """
 import resource, signal, sys
 import numpy as np, jax
-from phijax_rng import Checkpoints, SaveError
+from phijax_rng import Checkpoints
+from phijax_rng.errors import SaveError
 from tests.faults._damage import state_at
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = Checkpoints(sys.argv[1])
@@ -57,7 +59,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
 # Root may write anywhere, so it first becomes someone who may not.
 NO_PERMISSION = """
 import os, sys
-from phijax_rng import Checkpoints, SaveError
+from phijax_rng import Checkpoints
+from phijax_rng.errors import SaveError
 from tests.faults._damage import state_at
 folder = sys.argv[1]
 if os.getuid() == 0:

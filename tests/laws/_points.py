@@ -1,18 +1,20 @@
 """Rows of the table of `test_every_sampler` for samplers of points: geometries, sequences, adaptive ones."""
 
 from phijax_rng import (
+    LatinHypercubeSampler,
+    ResidualDistributionSampler,
+    ResidualRefinementSampler,
+    SobolSampler,
+    UniformDomainSampler,
+)
+from phijax_rng.sampling.geometry import (
     Ball,
     Box,
     BoxEdges,
     BoxFaces,
     InitialSlab,
-    LatinHypercubeSampler,
-    ResidualDistributionSampler,
-    ResidualRefinementSampler,
-    SobolSampler,
     SpaceTimeCylinder,
     Sphere,
-    UniformDomainSampler,
     Union,
 )
 

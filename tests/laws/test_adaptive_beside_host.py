@@ -15,10 +15,8 @@ import optax
 import pytest
 
 from phijax_rng import (
-    Box,
     Checkpoints,
     DatasetSampler,
-    HostedRowSampler,
     LossModule,
     NamedBatchSource,
     RandomRowSampler,
@@ -29,6 +27,8 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
+from phijax_rng.sampling import HostedRowSampler
+from phijax_rng.sampling.geometry import Box
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem

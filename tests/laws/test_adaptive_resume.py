@@ -20,10 +20,9 @@ from phijax_rng import (
     Evaluate,
     GradNormBalancer,
     NTKBalancer,
-    ReLoBRaLoBalancer,
     Trainer,
-    UncertaintyBalancer,
 )
+from phijax_rng.training.balancing import ReLoBRaLoBalancer, UncertaintyBalancer
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
 from tests._bitwise import assert_trees_bitwise_equal, first_difference

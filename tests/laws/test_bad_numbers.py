@@ -5,13 +5,8 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    Ball,
-    Box,
-    BoxEdges,
-    BoxFaces,
     DatasetSampler,
     HostPool,
-    InitialSlab,
     LatinHypercubeSampler,
     NamedBatchSource,
     RandomRowSampler,
@@ -19,15 +14,22 @@ from phijax_rng import (
     ResidualRefinementSampler,
     ShuffledRowSampler,
     SobolSampler,
-    SpaceTimeCylinder,
     SpaceTimeSampler,
-    Sphere,
     UniformDomainSampler,
-    Union,
     WeightedRowSampler,
-    interval,
     keys,
-    weighted_rows,
+)
+from phijax_rng.sampling import weighted_rows
+from phijax_rng.sampling.geometry import (
+    Ball,
+    Box,
+    BoxEdges,
+    BoxFaces,
+    InitialSlab,
+    SpaceTimeCylinder,
+    Sphere,
+    Union,
+    interval,
 )
 
 KEY = keys.split_root(0).sampling

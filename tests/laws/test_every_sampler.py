@@ -20,7 +20,6 @@ import pytest
 from phijax_rng import (
     Checkpoints,
     DatasetSampler,
-    HostedRowSampler,
     LossModule,
     NamedBatchSource,
     RandomRowSampler,
@@ -33,6 +32,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.resume import contract
+from phijax_rng.sampling import HostedRowSampler
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests.laws._points import POINTS
 

@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    Ball,
-    Box,
-    HostedRowSampler,
-    InitialSlab,
     LatinHypercubeSampler,
     NamedBatchSource,
     RandomRowSampler,
     ResidualDistributionSampler,
     ResidualRefinementSampler,
     SobolSampler,
-    SpaceTimeCylinder,
     UniformDomainSampler,
-    Union,
     keys,
 )
 from phijax_rng.resume import contract
+from phijax_rng.sampling import HostedRowSampler
+from phijax_rng.sampling.geometry import Ball, Box, InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.training import source_checks
 
 KEY = keys.split_root(0).sampling

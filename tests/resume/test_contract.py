@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    DamagedCheckpointError,
     NamedBatchSource,
     RandomRowSampler,
     SpaceTimeSampler,
@@ -15,6 +14,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.checkpoints import document
+from phijax_rng.errors import DamagedCheckpointError
 from phijax_rng.resume import contract, environment
 
 STREAMS = keys.split_root(7)

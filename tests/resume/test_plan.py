@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from phijax_rng import Checkpoints, DamagedCheckpointError, RunExistsError, TrainState, keys
+from phijax_rng import Checkpoints, TrainState, keys
+from phijax_rng.errors import DamagedCheckpointError, RunExistsError
 from phijax_rng.resume.plan import Start, decide
 from tests._bitwise import assert_trees_bitwise_equal
 

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from phijax_rng import (
-    AdaptiveSampler,
-    Ball,
-    Box,
     RandomRowSampler,
     ResidualDistributionSampler,
     ResidualRefinementSampler,
     UniformDomainSampler,
     keys,
 )
+from phijax_rng.sampling import AdaptiveSampler
+from phijax_rng.sampling.geometry import Ball, Box
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 KEY, OTHER = jax.random.split(keys.root_key(3))

@@ -13,9 +13,7 @@ import pytest
 from phijax_rng import (
     Checkpoints,
     DatasetSampler,
-    HostedRowSampler,
     HostPool,
-    HostSampler,
     NamedBatchSource,
     RandomRowSampler,
     ShuffledRowSampler,
@@ -23,7 +21,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
-from phijax_rng.sampling import hosted
+from phijax_rng.sampling import HostedRowSampler, HostSampler, hosted
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 

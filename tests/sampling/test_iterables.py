@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, IterableSource, RunChangedError, Trainer
+from phijax_rng import Checkpoints, IterableSource, Trainer
+from phijax_rng.errors import RunChangedError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    AdaptiveSampler,
-    HostedRowSampler,
     HostPool,
     RandomRowSampler,
     Sampler,
     SpaceTimeSampler,
-    StepSampler,
     UniformDomainSampler,
     shuffle,
 )
+from phijax_rng.sampling import AdaptiveSampler, HostedRowSampler, StepSampler
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 KEY = jax.random.key(3)

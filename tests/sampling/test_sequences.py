@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import qmc
 
-from phijax_rng import (
-    Ball,
-    Box,
-    LatinHypercubeSampler,
-    SobolSampler,
-    UniformDomainSampler,
-    keys,
-)
+from phijax_rng import LatinHypercubeSampler, SobolSampler, UniformDomainSampler, keys
 from phijax_rng.sampling import sequences
+from phijax_rng.sampling.geometry import Ball, Box
 from tests._bitwise import assert_trees_bitwise_equal
 
 SQUARE = Box([(0, 1), (0, 1)])

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import WeightedRowSampler, weighted_rows
-from phijax_rng.sampling import weighted
+from phijax_rng import WeightedRowSampler
+from phijax_rng.sampling import weighted, weighted_rows
 from tests._bitwise import assert_trees_bitwise_equal
 
 KEY = jax.random.key(3)

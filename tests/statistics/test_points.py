@@ -13,19 +13,8 @@ import pytest
 from scipy import special, stats
 from scipy.stats import qmc
 
-from phijax_rng import (
-    Ball,
-    Box,
-    BoxEdges,
-    BoxFaces,
-    LatinHypercubeSampler,
-    NamedBatchSource,
-    SobolSampler,
-    SpaceTimeCylinder,
-    Sphere,
-    Union,
-    keys,
-)
+from phijax_rng import LatinHypercubeSampler, NamedBatchSource, SobolSampler, keys
+from phijax_rng.sampling.geometry import Ball, Box, BoxEdges, BoxFaces, SpaceTimeCylinder, Sphere, Union
 
 FALSE_ALARM = 1e-4
 KEY = keys.split_root(41).sampling

@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from phijax_rng import (
-    AuditReport,
     GradNormBalancer,
     LossModule,
     NamedBatchSource,
@@ -23,6 +22,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
+from phijax_rng.auditing import AuditReport
 from phijax_rng.trainer.dry_run import rehearse
 from tests import _problems
 

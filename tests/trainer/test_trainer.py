@@ -21,12 +21,8 @@ from phijax_rng import (
     LossModule,
     LossTrainStep,
     NamedBatchSource,
-    NonFiniteError,
     PoolDataModule,
     RandomRowSampler,
-    RunChangedError,
-    RunExistsError,
-    SaveError,
     SpaceTimeSampler,
     StaticLossBalancer,
     Trainer,
@@ -35,6 +31,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.callbacks.progress import Silent
+from phijax_rng.errors import NonFiniteError, RunChangedError, RunExistsError, SaveError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import run_python

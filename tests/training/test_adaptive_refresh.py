@@ -11,8 +11,6 @@ import optax
 import pytest
 
 from phijax_rng import (
-    AdaptiveRefresh,
-    Box,
     Checkpoints,
     GradNormBalancer,
     LossModule,
@@ -24,6 +22,8 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
+from phijax_rng.sampling.geometry import Box
+from phijax_rng.training import AdaptiveRefresh
 from phijax_rng.training.adaptive_refresh import adaptive_refresh, with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem

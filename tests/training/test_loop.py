@@ -11,7 +11,6 @@ from phijax_rng import (
     Checkpoints,
     LossModule,
     LossTrainStep,
-    NonFiniteError,
     StepOutput,
     Trainer,
     TrainLoop,
@@ -19,6 +18,7 @@ from phijax_rng import (
     initialize_train_state,
     keys,
 )
+from phijax_rng.errors import NonFiniteError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._subprocess import EIGHT_DEVICES, run_python

@@ -5,14 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from phijax_rng import (
-    HostPool,
-    ImpureSourceError,
-    NamedBatchSource,
-    PoolDataModule,
-    Trainer,
-    keys,
-)
+from phijax_rng import HostPool, NamedBatchSource, PoolDataModule, Trainer, keys
+from phijax_rng.errors import ImpureSourceError
 from phijax_rng.training.ask import HostSource
 from phijax_rng.training.source_checks import check_source
 from tests import _problems

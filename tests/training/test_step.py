@@ -13,11 +13,11 @@ from phijax_rng import (
     LossTrainStep,
     StaticLossBalancer,
     StepOutput,
-    TrainStep,
     advance,
     initialize_train_state,
     keys,
 )
+from phijax_rng.training import TrainStep
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 BATCHES = {"data": {"inputs": jnp.array([[0.0], [0.5], [1.0]]), "targets": jnp.array([1.0, 2.0, 3.0])}}

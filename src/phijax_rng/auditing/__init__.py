@@ -1,5 +1,6 @@
 """Which key draws what, and which keys are used twice."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.auditing.audit import AuditReport, audit
 from phijax_rng.auditing.findings import Draw, Finding
 
@@ -9,3 +10,5 @@ __all__ = [
     "Finding",
     "audit",
 ]
+
+publish(globals())

@@ -1,5 +1,6 @@
 """What is called while a run goes on."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.callbacks.csv_history import CSVHistory
 from phijax_rng.callbacks.early_stopping import EarlyStopping
 from phijax_rng.callbacks.evaluate import Evaluate
@@ -17,3 +18,5 @@ __all__ = [
     "TensorBoardLogger",
     "WandbLogger",
 ]
+
+publish(globals())

@@ -1,5 +1,6 @@
 """Where arrays lie: devices, shares of rows, processes."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.devices.placement import Placement, resolve
 from phijax_rng.devices.row_masks import masked_mean
 
@@ -8,3 +9,5 @@ __all__ = [
     "masked_mean",
     "resolve",
 ]
+
+publish(globals())

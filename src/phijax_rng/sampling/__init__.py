@@ -1,5 +1,6 @@
 """From pools and domains to the named batches of a step."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler, HostSampler
@@ -40,3 +41,5 @@ __all__ = [
     "WeightedRowSampler",
     "weighted_rows",
 ]
+
+publish(globals())

@@ -1,5 +1,6 @@
 """A whole run: `Trainer.fit`."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.trainer.results import FitResult
 from phijax_rng.trainer.trainer import Trainer
 
@@ -7,3 +8,5 @@ __all__ = [
     "FitResult",
     "Trainer",
 ]
+
+publish(globals())

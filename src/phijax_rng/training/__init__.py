@@ -1,5 +1,6 @@
 """One update, and many updates in one compiled program."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
 from phijax_rng.training.chunks import Chunk
 from phijax_rng.training.loop import TrainLoop
@@ -16,3 +17,5 @@ __all__ = [
     "TrainLoop",
     "TrainStep",
 ]
+
+publish(globals())

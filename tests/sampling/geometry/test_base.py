@@ -11,21 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import (
+from phijax_rng import NamedBatchSource, UniformDomainSampler
+from phijax_rng._base import exact_math
+from phijax_rng.sampling.geometry import (
     Ball,
     Box,
     BoxEdges,
     BoxFaces,
     Geometry,
     InitialSlab,
-    NamedBatchSource,
     SpaceTimeCylinder,
     Sphere,
-    UniformDomainSampler,
     Union,
     interval,
 )
-from phijax_rng._base import exact_math
 from tests._bitwise import assert_trees_bitwise_equal
 
 KEY = jax.random.key(7)

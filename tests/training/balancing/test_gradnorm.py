@@ -8,14 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from phijax_rng import (
-    AdaptiveBalancer,
-    GradNormBalancer,
-    LossBalancer,
-    LossModule,
-    NTKBalancer,
-    Trainer,
-)
+from phijax_rng import GradNormBalancer, LossBalancer, LossModule, NTKBalancer, Trainer
+from phijax_rng.training.balancing import AdaptiveBalancer
 from tests import _balancing
 from tests._balancing import LOSSES
 from tests._subprocess import ROOT

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import (
-    GradNormBalancer,
-    LossBalancer,
-    ReLoBRaLoBalancer,
-    StaticLossBalancer,
-    UncertaintyBalancer,
-)
+from phijax_rng import GradNormBalancer, LossBalancer, StaticLossBalancer
+from phijax_rng.training.balancing import ReLoBRaLoBalancer, UncertaintyBalancer
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 LOSSES = {"pde": jnp.float32(2), "bc": jnp.float32(0.5), "ic": jnp.float32(4)}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import ObservingBalancer, ReLoBRaLoBalancer
+from phijax_rng.training.balancing import ObservingBalancer, ReLoBRaLoBalancer
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
 NAMES = ("a", "b", "c")

@@ -13,13 +13,13 @@ from phijax_rng import (
     GradNormBalancer,
     HostPool,
     LossModule,
-    NonFiniteError,
     NTKBalancer,
     PoolDataModule,
     Trainer,
     initialize_train_state,
     keys,
 )
+from phijax_rng.errors import NonFiniteError
 from phijax_rng.training.balancing.schedule import BalancerRefresh, make_refresh
 from tests import _balancing, _problems
 from tests._balancing import LOSSES

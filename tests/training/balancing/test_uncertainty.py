@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from phijax_rng import HostPool, LossModule, PoolDataModule, Trainer, UncertaintyBalancer
+from phijax_rng import HostPool, LossModule, PoolDataModule, Trainer
+from phijax_rng.training.balancing import UncertaintyBalancer
 
 NAMES = ("near", "far")
 RATE = 0.05

@@ -1,5 +1,6 @@
 """Domains to draw points in."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.sampling.geometry.balls import Ball, Sphere
 from phijax_rng.sampling.geometry.base import Geometry
 from phijax_rng.sampling.geometry.boxes import Box, BoxEdges, BoxFaces, interval
@@ -17,3 +18,5 @@ __all__ = [
     "Union",
     "interval",
 ]
+
+publish(globals())

@@ -1,5 +1,6 @@
 """How named losses become one number."""
 
+from phijax_rng._base.exports import publish
 from phijax_rng.training.balancing.gradnorm import GradNormBalancer
 from phijax_rng.training.balancing.ntk import NTKBalancer
 from phijax_rng.training.balancing.protocol import (
@@ -21,3 +22,5 @@ __all__ = [
     "StaticLossBalancer",
     "UncertaintyBalancer",
 ]
+
+publish(globals())
