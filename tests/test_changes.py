@@ -129,7 +129,7 @@ def faked(section: str, name: str, value: Any) -> Any:
                 found = told(device)
                 return {**found, section: {**found[section], name: value}}
 
-            patch.setattr(phijax_rng.environment, "describe", other)
+            patch.setattr(phijax_rng.resume.environment, "describe", other)
             yield
 
     return changed

@@ -2,7 +2,8 @@
 
 import importlib.metadata
 
-from phijax_rng import determinism, errors, keys, shuffle
+from phijax_rng import determinism as determinism
+from phijax_rng import errors, keys, shuffle
 from phijax_rng._base.exports import publish
 from phijax_rng.auditing import audit
 from phijax_rng.callbacks import Callback, CSVHistory, EarlyStopping, Evaluate, Event

@@ -282,7 +282,7 @@ def test_the_checks_do_without_jax():
         assert checks["whole_number"](3, "step", 10) == 3
         assert "jax" not in sys.modules
         """,
-        ROOT / "src" / "phijax_rng" / "validation.py",
+        ROOT / "src" / "phijax_rng" / "_base" / "validation.py",
     )
 
 

@@ -12,7 +12,7 @@ from phijax_rng.callbacks import TensorBoardLogger, WandbLogger
 from phijax_rng.callbacks.history import History
 from phijax_rng.callbacks.protocol import Watchers
 from tests import _problems
-from tests.test_callbacks import make_event
+from tests.callbacks.test_protocol import make_event
 
 HEAT = _problems.heat()
 UNTRACED = dataclasses.replace(

@@ -29,6 +29,7 @@ from phijax_rng import (
 )
 from phijax_rng.sampling import HostedRowSampler
 from phijax_rng.sampling.geometry import Box
+from phijax_rng.training import prefetch
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem
@@ -43,7 +44,7 @@ SIZES = {"first": 3, "pde": 8, "data": 7, "grown": 4, "bc": 4}  # hosted and dra
 @pytest.fixture(autouse=True, scope="module")
 def short_stacks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "_STACK_STEPS", STACK)
+        patch.setattr(prefetch, "_STACK_STEPS", STACK)
         yield
 
 

@@ -290,7 +290,7 @@ class Settings:
 def test_a_part_without_a_description_is_told_by_its_class_and_settings():
     part = contract.describe_part(Settings(0.5, ("a", "b"), {"mode": Settings}))
     assert part == {
-        "kind": "tests.test_contract.Settings",
+        "kind": f"{__name__}.Settings",
         "rate": 0.5,
         "names": ["a", "b"],
         "where": {"mode": "Settings"},

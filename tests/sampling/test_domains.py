@@ -187,7 +187,7 @@ def draws_on_eight_devices():
 
 
 def test_coordinates_are_those_of_numpy_sharded_over_eight_devices():
-    code = "from tests.test_domains import draws_on_eight_devices; draws_on_eight_devices()"
+    code = "from tests.sampling.test_domains import draws_on_eight_devices; draws_on_eight_devices()"
     different = json.loads(run_python(code, env=EIGHT_DEVICES).stdout)
     assert set(different["in two roundings"].values()) == {0}
     assert max(different["by jax"].values()) > 6_000, "the comparison would see nothing"

@@ -62,13 +62,13 @@ def test_chunk_sizes_do_not_change_what_a_host_source_gives(chunk_size):
 @pytest.mark.parametrize("stack", [1, 5])
 def test_stack_sizes_do_not_change_what_a_host_source_gives(monkeypatch, stack):
     problem = _problems.dropout()
-    monkeypatch.setattr(feeds, "_STACK_STEPS", stack)
+    monkeypatch.setattr(prefetch, "_STACK_STEPS", stack)
     assert_trees_bitwise_equal(fit(problem, HostSource(problem), 33).state, problem.run(33))
 
 
 def test_a_batch_larger_than_the_budget_makes_stacks_of_one_step(monkeypatch):
     problem = _problems.dropout()
-    monkeypatch.setattr(feeds, "_STACK_BYTES", 1)
+    monkeypatch.setattr(prefetch, "_STACK_BYTES", 1)
     feed = prefetch.HostFeed(HostSource(problem), 0, 10)
     try:
         assert feed.at(0)[1] == 1

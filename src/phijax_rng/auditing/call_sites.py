@@ -15,13 +15,13 @@ import jax
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _JAX_RANDOM = os.path.join(_JAX, "_src", "random") + os.sep
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = tuple(
     sorted({path + os.sep for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))})
 )
 # They wrap other functions, to check annotations; who asked lies further out.
 _TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
-_HIDDEN = tuple(os.path.join(_OWN, name) for name in ("_internals", "_observe.py", "auditing.py"))
+_HIDDEN = tuple(os.path.join(_OWN, "auditing", name) for name in ("jax_hooks", "recorder.py", "audit.py"))
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -225,11 +225,11 @@ def _plain(value: Any) -> Any:
 
 # Version 0.1.0 saved balancers by the path of their class.
 _FORMER_KINDS = {
-    "phijax_rng.training.balancing.protocol.StaticLossBalancer": "StaticLossBalancer",
-    "phijax_rng.training.balancing.gradnorm.GradNormBalancer": "GradNormBalancer",
-    "phijax_rng.training.balancing.ntk.NTKBalancer": "NTKBalancer",
-    "phijax_rng.training.balancing.relobralo.ReLoBRaLoBalancer": "ReLoBRaLoBalancer",
-    "phijax_rng.training.balancing.uncertainty.UncertaintyBalancer": "UncertaintyBalancer",
+    "phijax_rng.balancers.StaticLossBalancer": "StaticLossBalancer",
+    "phijax_rng.gradnorm.GradNormBalancer": "GradNormBalancer",
+    "phijax_rng.ntk.NTKBalancer": "NTKBalancer",
+    "phijax_rng.relobralo.ReLoBRaLoBalancer": "ReLoBRaLoBalancer",
+    "phijax_rng.uncertainty.UncertaintyBalancer": "UncertaintyBalancer",
 }
 
 
