@@ -6,9 +6,10 @@ import pytest
 
 from phijax_rng import CSVHistory, Evaluate, Trainer
 from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.protocol import Watchers
+from phijax_rng.callbacks.protocol import adapt_callbacks
+from phijax_rng.callbacks.runner import CallbackRunner
 from tests import _problems
-from tests.callbacks.test_protocol import make_event
+from tests.callbacks._events import make_event
 
 HEAT = _problems.heat()
 
@@ -26,9 +27,9 @@ def rows(stop, start=0):
 
 def watch(path, history, step, remembered=()):
     """One look at this step by a fresh process; what it remembers then."""
-    watchers = Watchers((CSVHistory(path, every_n_steps=1),), dict(remembered))
+    watchers = CallbackRunner(adapt_callbacks((CSVHistory(path, every_n_steps=1),)), dict(remembered))
     watchers.call(make_event(step, history=history))
-    return watchers.remembered()
+    return watchers.memories()
 
 
 def test_the_file_is_the_history(tmp_path):

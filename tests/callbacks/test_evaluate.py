@@ -83,7 +83,7 @@ def test_the_best_step_may_be_chosen_by_an_evaluation(tmp_path):
         (
             lambda model_state: {"error": np.zeros(2)},
             TypeError,
-            "report must hold numbers by name, got {'evaluation/error': array([0., 0.])}. Reduce them first.",
+            "report['evaluation/error'] must be a number, got float64[2]. Reduce it first.",
         ),
     ],
     ids=["no dict", "no number"],

@@ -10,9 +10,10 @@ from tensorboardX.proto.event_pb2 import Event as Record
 from phijax_rng import Checkpoints, Evaluate, Trainer
 from phijax_rng.callbacks import TensorBoardLogger, WandbLogger
 from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.protocol import Watchers
+from phijax_rng.callbacks.protocol import adapt_callbacks
+from phijax_rng.callbacks.runner import CallbackRunner
 from tests import _problems
-from tests.callbacks.test_protocol import make_event
+from tests.callbacks._events import make_event
 
 HEAT = _problems.heat()
 UNTRACED = dataclasses.replace(
@@ -62,20 +63,22 @@ def test_tensorboard_shows_the_history_of_a_fit(tmp_path):
 
 
 def test_tensorboard_shows_no_step_twice_behind_a_kill(tmp_path):
-    killed = Watchers((TensorBoardLogger(tmp_path, every_n_steps=1),), {})
+    killed = CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), {})
     killed.call(make_event(4, history=rows(4)))
-    saved = killed.remembered()
+    saved = killed.memories()
     # It went on behind its last save. (Files are sure to be written when they are closed.)
     killed.finish(make_event(8, history=rows(8)))
     assert {*scalars(tmp_path)} == expected(8)
-    resumed = Watchers((TensorBoardLogger(tmp_path, every_n_steps=1),), saved)
+    resumed = CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), saved)
     resumed.call(make_event(5, history=rows(5)))
     resumed.finish(make_event(6, history=rows(6)))
     assert {*scalars(tmp_path)} == expected(6)
 
 
 def test_a_logger_that_is_added_later_begins_with_the_rows_there_are(tmp_path):
-    Watchers((TensorBoardLogger(tmp_path, every_n_steps=1),), {}).finish(make_event(6, history=rows(6)))
+    CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), {}).finish(
+        make_event(6, history=rows(6))
+    )
     assert {*scalars(tmp_path)} == expected(6)
 
 
@@ -183,5 +186,5 @@ def test_the_real_wandb_takes_the_rows(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed; it is an extra")
     monkeypatch.setenv("WANDB_SILENT", "true")
     with wandb.init(project="heat", mode="offline", dir=tmp_path) as run:
-        Watchers((WandbLogger(run),), {}).finish(make_event(6, history=rows(6)))
+        CallbackRunner(adapt_callbacks((WandbLogger(run),)), {}).finish(make_event(6, history=rows(6)))
         assert run.step == 6

@@ -12,14 +12,12 @@ import pytest
 from phijax_rng import (
     Checkpoints,
     EarlyStopping,
-    Event,
     HostPool,
     LossModule,
     PoolDataModule,
     Trainer,
     keys,
 )
-from phijax_rng.callbacks.history import History
 from phijax_rng.callbacks.progress import Silent
 from phijax_rng.errors import NonFiniteError, SaveError
 from tests import _problems
@@ -211,18 +209,6 @@ def test_keys_of_callbacks_are_apart_from_training_and_from_each_other():
 # Memory
 
 
-def make_event(step, *, history=None, metrics=None, state=None):
-    return Event(
-        step=step,
-        metrics=metrics or {},
-        history=History() if history is None else history,
-        start=0,
-        memory={},
-        _state=state,
-        _report=lambda numbers: None,
-    )
-
-
 class Remember:
     """Keeps the steps it was called at, in its memory."""
 
@@ -288,17 +274,17 @@ def test_names_that_look_numbered_lose_no_callback(tmp_path):
     [
         (
             {"best": np.float32(1)},
-            "memory['best'] must be plain data, got np.float32(1.0). "
+            "memory['best'] must be plain data, got float32[]. "
             "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
         ),
         (
             {"rows": [(1, 2)]},
-            "memory['rows'][0] must be plain data, got (1, 2). "
+            "memory['rows'][0] must be plain data, got a tuple. "
             "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
         ),
         (
             {1: 2},
-            "memory must be plain data, got {1: 2}. "
+            "memory must be plain data, got a dict. "
             "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
         ),
     ],

@@ -5,7 +5,6 @@ update or after a thousand, the run ends in the same bits.
 """
 
 import contextlib
-import functools
 import logging
 import types
 from collections.abc import Iterator, Mapping
@@ -14,14 +13,8 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.protocol import (
-    Callback,
-    Event,
-    Watchers,
-    may_be_reported,
-    reported,
-    require_followed,
-)
+from phijax_rng.callbacks.protocol import AdaptedCallback, Event
+from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
@@ -71,7 +64,7 @@ class Looks:
         checkpoints: Checkpoints | None,
         display: Any,
         log_every_n_steps: int,
-        callbacks: tuple[Callback, ...] = (),
+        callbacks: tuple[AdaptedCallback, ...] = (),
         remembered: Mapping[str, Any] = types.MappingProxyType({}),
     ):
         self.state = state
@@ -84,13 +77,12 @@ class Looks:
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
-        self._callbacks = callbacks
         try:
-            self._watchers = Watchers(callbacks, remembered.get("callbacks", {}))
+            self._callbacks = CallbackRunner(callbacks, remembered.get("callbacks", {}))
         except BaseException:
             display.close()
             raise
-        self.asked_to_stop = self._watchers.over
+        self.asked_to_stop = self._callbacks.had_stopped
         self._told_of_nonfinite = self._told_of_unbalanced = False
         if checkpoints is not None:
             checkpoints.start_clock()
@@ -102,16 +94,14 @@ class Looks:
             ValueError: one of them wants a number that is not recorded, and that no callback may report.
         """
         self.loss_names = loss_names
-        require_followed(self._callbacks, names)
+        self._callbacks.require_followed(names)
         if self._checkpoints is not None:
-            self._checkpoints.require_recorded(
-                names, functools.partial(may_be_reported, callbacks=self._callbacks)
-            )
+            self._checkpoints.require_recorded(names, self._callbacks.may_report)
 
     def next_look(self) -> int | None:
         """The next step at which a save or a callback is asked for by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
-        wanted = (save, self._watchers.next_step(self.step))
+        wanted = (save, self._callbacks.next_step(self.step))
         return min((step for step in wanted if step is not None), default=None)
 
     def take(self, chunk: Chunk) -> None:
@@ -125,7 +115,7 @@ class Looks:
         self._tell_of_nonfinite(chunk)
         self._display.show(self.step, self.metrics)
         try:
-            self.asked_to_stop = self._watchers.call(self._event()) or self.asked_to_stop
+            self.asked_to_stop = self._callbacks.call(self._event()) or self.asked_to_stop
         except Exception as error:
             self.callback_error = error
             raise
@@ -165,7 +155,7 @@ class Looks:
 
     def _dismiss(self) -> None:
         try:
-            self._watchers.finish(self._event())
+            self._callbacks.finish(self._event())
         except Exception as error:
             self.callback_error = self.callback_error or error
             raise
@@ -190,14 +180,14 @@ class Looks:
         )
 
     def _take_report(self, numbers: Mapping[str, float]) -> None:
-        added = reported(numbers, self.metrics)
+        added = checked_report(numbers, self.metrics)
         self.history.add(self.step, {**self.metrics, **added})
         self.metrics.update(added)
 
     def _memory(self) -> dict[str, Any]:
         """What a run that goes on from here must know besides its state."""
         return {
-            "callbacks": self._watchers.remembered(),
+            "callbacks": self._callbacks.memories(),
             "history": self.history.plain(),
             "metrics": dict(self.metrics),
         }

@@ -17,9 +17,10 @@ from typing import Any
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.frozen import assign
 from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.callbacks.progress import make_progress
-from phijax_rng.callbacks.protocol import Callback, checked
+from phijax_rng.callbacks.protocol import Callback, adapt_callbacks
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement, require_devices, resolve
@@ -109,7 +110,7 @@ class Trainer:
         validation.flag(self.progress, "progress")
         validation.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
         validation.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
-        object.__setattr__(self, "callbacks", checked(self.callbacks))
+        assign(self, callbacks=tuple(one.callback for one in adapt_callbacks(self.callbacks)))
         Pace(self.chunk_size)
         require_devices(self.devices)
         if self.shardings is not None:
@@ -389,7 +390,7 @@ class Trainer:
             checkpoints=self.checkpoints,
             display=display,
             log_every_n_steps=self.log_every_n_steps,
-            callbacks=self.callbacks,
+            callbacks=adapt_callbacks(self.callbacks),
             remembered=restored.memory,
         )
         signals.standing = looks.standing
