@@ -1,0 +1,138 @@
+"""One writer for one directory, whatever the platform and whatever became of the writer before."""
+
+import errno
+import fcntl
+import os
+import re
+import subprocess
+import sys
+
+import filelock
+import pytest
+
+from phijax_rng.checkpoints.lock import DirectoryLock
+from phijax_rng.errors import DirectoryInUseError
+
+
+def test_the_owner_is_named_and_named_again(tmp_path):
+    owner, other = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    owner.acquire()
+    message = f"^{re.escape(str(tmp_path))} is in use by process {os.getpid()} on [^ ]+. Wait for it to end"
+    for _ in range(2):  # the attempt changes nothing
+        with pytest.raises(DirectoryInUseError, match=message):
+            other.acquire()
+    owner.release()
+    other.acquire()
+    other.release()
+
+
+def test_versions_that_call_flock_themselves_are_excluded_and_named(tmp_path):
+    path = tmp_path / ".phijax_rng.lock"
+    with path.open("w+") as file:
+        file.write("process 12 on there\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(DirectoryInUseError, match=r"in use by process 12 on there\. "):
+            DirectoryLock(tmp_path).acquire()
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    with path.open("r+") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock.release()
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".phijax_rng.lock").symlink_to(target)
+    with pytest.raises(OSError) as caught:
+        DirectoryLock(tmp_path / "run").acquire()
+    assert caught.value.errno == errno.ELOOP
+    assert target.read_text() == "kept"
+
+
+def test_a_full_disk_keeps_no_run_from_continuing(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = DirectoryLock(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        lock.acquire()
+    with pytest.raises(DirectoryInUseError, match=r"in use by an unknown process\. "):
+        DirectoryLock(tmp_path).acquire()
+    lock.release()
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from phijax_rng.checkpoints.lock import DirectoryLock\n"
+        "lock = DirectoryLock(Path(sys.argv[1]))\n"
+        "lock.acquire()\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "print('forked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"forked\n"
+        assert process.wait(60) == 0
+        lock = DirectoryLock(tmp_path)
+        lock.acquire()  # the child lives: it waits for its input to end
+        lock.release()
+
+
+class TestWithoutFlock:
+    """A file system that has no locks."""
+
+    @pytest.fixture(autouse=True)
+    def no_flock(self, monkeypatch):
+        def missing(*arguments, **options):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(filelock, "lock_descriptor", missing)
+
+    def test_a_second_writer_is_refused_and_the_owner_named(self, tmp_path):
+        owner, other = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+        owner.acquire()
+        owner.acquire()
+        path = tmp_path / ".phijax_rng.owner"
+        message = f"is in use by process {os.getpid()}, as {path} says (delete it if that has ended). "
+        with pytest.raises(DirectoryInUseError, match=re.escape(message)):
+            other.acquire()
+        owner.release()
+        other.acquire()
+        other.release()
+        assert not path.exists()
+
+    def test_a_dead_owner_of_this_host_does_not_keep_it(self, tmp_path):
+        code = (
+            "import filelock, os, sys\n"
+            "lock = filelock.SoftFileLock(sys.argv[1])\n"
+            "lock.acquire()\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        path = tmp_path / ".phijax_rng.owner"
+        subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+        assert path.exists()
+        DirectoryLock(tmp_path).acquire()
+
+
+def test_other_errors_of_the_lock_are_raised_and_close_the_file(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(filelock, "lock_descriptor", broken)
+    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with pytest.raises(OSError, match="Input/output error"):
+        DirectoryLock(tmp_path).acquire()
+    assert not open_before or len(os.listdir("/proc/self/fd")) == open_before
