@@ -1,6 +1,11 @@
-"""The folder of a run on disk: which steps are there, what their documents say, what is set aside.
+"""The directory of a run: which steps are in it, what their documents say, and which steps stay.
 
-Reading creates and changes nothing. Arrays are not read here.
+    <directory>/<step>/...             one folder for each step
+    <directory>/superseded/<step>-<n>  steps that a rewind or a fall-back left behind
+
+The newest steps stay, to resume from, and the best, to use. Only saves at multiples of `every_n_steps`
+compete for best, so that it does not matter where, and how often, a run is stopped. Reading creates and
+changes nothing, and reads no arrays.
 """
 
 import contextlib
@@ -12,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from phijax_rng._base import validation
 from phijax_rng.checkpoints.document import loads
@@ -21,26 +26,31 @@ from phijax_rng.errors import DamagedCheckpointError
 DOCUMENT = "document"
 DOCUMENT_FILE = "document.json"
 
+T = TypeVar("T")
+
+# Writers of Orbax are threads that nobody can stop: they recreate what is removed until they have
+# ended, which takes milliseconds on a local disk. Two seconds in all are long against that, and short beside
+# a lost save.
 _MOST_CLEARINGS = 20
 _SECONDS_BETWEEN_CLEARINGS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
-    """A folder with one folder for each step.
+class RunDirectory:
+    """A directory with one folder for each step.
 
     Attributes:
-        path: where it is, absolute.
+        path: its absolute path.
     """
 
     path: Path
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that are on disk, ascending; empty when there is no folder.
+        """The steps on disk, ascending; empty when there is no directory.
 
         Raises:
-            NotADirectoryError: there is a file in its place.
+            NotADirectoryError: the path is a file.
         """
         if not self.path.is_dir():
             if self.path.exists():
@@ -89,7 +99,8 @@ class Folder:
         return loads(data, where)
 
     def step_before(self, step: int) -> int | None:
-        """The step that this one says it came from, if that is on disk; else the next lower one."""
+        """The step that this one names as its parent, if that is on disk; else the next lower one."""
+        # After a rewind the next lower number need not be an ancestor, and its bits need not be of this run.
         lower = [found for found in self.steps if found < step]
         try:
             parent = self.document(step)["contract"]["run"]["parent_step"]
@@ -99,12 +110,12 @@ class Folder:
             return int(parent)
         return max(lower, default=None)
 
-    def newest_intact(self, restore: Callable[[int], Any], *, tells: bool = True) -> tuple[Any, int]:
-        """What `restore` gives for the newest step at which it finds no damage, and that step.
+    def newest_intact(self, restore: Callable[[int], T], *, warn: bool = True) -> tuple[T, int]:
+        """What `restore` returns for the newest step that is not damaged, and that step.
 
         Args:
             restore: from a step; raises `DamagedCheckpointError`.
-            tells: whether steps that are passed over are named in warnings.
+            warn: whether a warning names each step that is damaged.
 
         Raises:
             FileNotFoundError: there is no step at all.
@@ -118,11 +129,11 @@ class Folder:
             except DamagedCheckpointError as error:
                 damage.append(str(error))
                 before, step = step, self.step_before(step)
-                if step is not None and tells:
+                if step is not None and warn:
                     warnings.warn(
                         f"checkpoint at step {before} is damaged, going back to step {step}: {error}",
                         UserWarning,
-                        stacklevel=3,
+                        stacklevel=3,  # the caller of `Checkpoints.restore_intact`
                     )
         raise DamagedCheckpointError(
             "no checkpoint is intact:\n  " + "\n  ".join(damage) + "\nStart a fresh run elsewhere."
@@ -136,7 +147,12 @@ class Folder:
         return {}
 
     def values(self, metric: str, known: Mapping[int, float]) -> dict[int, float]:
-        """The number of this name that each step was saved with; what is known is not read again."""
+        """The number of this name that each step was saved with.
+
+        Args:
+            metric: the name.
+            known: numbers read before; a document is not read twice.
+        """
         return {step: known[step] if step in known else self._value(step, metric) for step in self.steps}
 
     def _value(self, step: int, metric: str) -> float:
@@ -145,11 +161,12 @@ class Folder:
         return math.nan
 
     def set_aside_after(self, step: int) -> list[int]:
-        """Moves the steps above `step` to `superseded/`; which ones."""
+        """Moves the steps above `step` to `superseded/`, and returns them."""
         later = [found for found in self.steps if found > step]
         for found in later:
             folder = self.path / "superseded"
             folder.mkdir(exist_ok=True)
+            # Not overwritten: a step may be set aside, saved again and set aside again.
             taken = sum(1 for entry in folder.iterdir() if entry.name.split("-")[0] == str(found))
             (self.path / str(found)).rename(folder / f"{found}-{taken}")
         return later
@@ -165,5 +182,62 @@ class Folder:
             time.sleep(_SECONDS_BETWEEN_CLEARINGS)
 
 
+@dataclasses.dataclass(frozen=True)
+class KeepBest:
+    """Which steps are the best, by a number that each was saved with.
+
+    Attributes:
+        metric: the name of the number.
+        count: how many steps are kept for being the best.
+        mode: `"min"` or `"max"`.
+        every_n_steps: steps that are multiples of it compete.
+    """
+
+    metric: str
+    count: int
+    mode: str
+    every_n_steps: int
+
+    @classmethod
+    def checked(cls, value: object, every_n_steps: int | None) -> "KeepBest | None":
+        """From `(metric, k)` or `(metric, k, "max")`.
+
+        Raises:
+            ValueError: `every_n_steps` is `None`, so that no save would compete.
+        """
+        if value is None:
+            return None
+        if not isinstance(value, (tuple, list)) or len(value) not in (2, 3) or not isinstance(value[0], str):
+            raise TypeError(
+                f"keep_best must be (metric, k) or (metric, k, 'max'), got {value!r}. "
+                "Pass, for example, ('total_loss', 3)."
+            )
+        metric, count, *rest = value
+        mode = validation.one_of(rest[0] if rest else "min", "keep_best[2]", ("min", "max"))
+        if every_n_steps is None:
+            raise ValueError(
+                "keep_best compares saves at multiples of every_n_steps, which is None. Pass it too."
+            )
+        return cls(metric, validation.positive(count, "keep_best[1]"), mode, every_n_steps)
+
+    def best(self, values: Mapping[int, float]) -> list[int]:
+        """The best steps, best first; of two equal ones the earlier."""
+        sign = 1 if self.mode == "min" else -1
+        competing = {
+            step: sign * value
+            for step, value in values.items()
+            if step % self.every_n_steps == 0 and not math.isnan(value)
+        }
+        return sorted(competing, key=lambda step: (competing[step], step))[: self.count]
+
+
+def dropped(steps: tuple[int, ...], max_to_keep: int | None, best: list[int]) -> list[int]:
+    """The steps to delete: neither among the newest nor among the best."""
+    if max_to_keep is None:
+        return []
+    return [step for step in steps[:-max_to_keep] if step not in best]
+
+
 def _is_step(entry: Path) -> bool:
+    # Exactly the name that a save gives: "08" and digits of other scripts are somebody else's folders.
     return entry.name.isdecimal() and str(int(entry.name)) == entry.name and entry.is_dir()

@@ -11,7 +11,7 @@ from typing import Any
 from phijax_rng.errors import DamagedCheckpointError
 
 SCHEMA = 1
-"""Raised when a reader of older contracts would misread a new one."""
+"""Raised by one when a reader of older contracts would misread a new one."""
 
 
 def dumps(contract: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,8 +19,12 @@ def dumps(contract: Mapping[str, Any]) -> dict[str, Any]:
     return {"contract": contract, "sha256": _digest(contract)}
 
 
-def loads(data: Any, where: str) -> dict[str, Any]:
+def loads(data: object, where: str) -> dict[str, Any]:
     """The contract out of what `dumps` made.
+
+    Args:
+        data: parsed JSON.
+        where: the file's place, for messages.
 
     Raises:
         DamagedCheckpointError: it is not such data, or its digest is wrong.
@@ -35,6 +39,7 @@ def loads(data: Any, where: str) -> dict[str, Any]:
             "Restore another step."
         )
     contract = dict(data["contract"])
+    # Behind the digest: only an undamaged document says reliably which version wrote it.
     if contract.get("schema") != SCHEMA:
         raise DamagedCheckpointError(
             f"the contract of {where} has schema {contract.get('schema')!r}, and this version "
@@ -44,6 +49,7 @@ def loads(data: Any, where: str) -> dict[str, Any]:
     return contract
 
 
-def _digest(contract: Any) -> str:
+def _digest(contract: object) -> str:
+    # Every option is part of the format: another order, space or escape gives another digest.
     text = json.dumps(contract, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

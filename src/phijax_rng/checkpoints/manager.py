@@ -1,12 +1,12 @@
-"""Save and restore whole train states; the only module that knows Orbax.
+"""Save and restore whole train states with Orbax.
 
     <directory>/<step>/state           arrays of `model_state` and of everything else, by number
-                       document        JSON: manifest, digests of the arrays, contract, memory, its SHA-256
+                       document        JSON: leaves, digests of the arrays, contract, memory, its SHA-256
     <directory>/superseded/            steps that a rewind or a fall-back left behind
 
-Restoring creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
-the digests. A save counts when it is on disk: an asynchronous one is waited for before the next, and by
-`wait` and `close`, which raise what went wrong in the background.
+A restore creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
+the digests. A save counts when it is on disk: `save`, `wait` and `close` first wait for an asynchronous
+one, raise what failed in the background, and then delete the steps that are not kept.
 
 >>> import tempfile, jax, optax
 >>> from phijax_rng import keys, initialize_train_state
@@ -20,10 +20,7 @@ the digests. A save counts when it is on disk: an asynchronous one is waited for
 """
 
 import contextlib
-import dataclasses
-import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,22 +29,20 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import future as ocp_future
 
 from phijax_rng._base import validation
 from phijax_rng.checkpoints import stored_leaves
-from phijax_rng.checkpoints.directory import DOCUMENT, DOCUMENT_FILE, Folder
-from phijax_rng.checkpoints.document import SCHEMA, dumps
+from phijax_rng.checkpoints.directory import DOCUMENT, KeepBest, RunDirectory, dropped
 from phijax_rng.checkpoints.lock import DirectoryLock
-from phijax_rng.checkpoints.retention import KeepBest, dropped, minutes_or_none, positive_or_none
-from phijax_rng.checkpoints.stored_leaves import MODEL
+from phijax_rng.checkpoints.orbax_document import SaveDocument, readable_arrays
+from phijax_rng.checkpoints.stored_leaves import MODEL, Parts
 from phijax_rng.devices import processes
 from phijax_rng.errors import DamagedCheckpointError, SaveError
 from phijax_rng.state import TrainState
 
 _STATE = "state"
 
-# Running out of memory says nothing about the files.
+# Running out of memory says nothing about the files, and another step would not fit either.
 _NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
 
 
@@ -55,13 +50,13 @@ class Checkpoints:
     """The checkpoints of one run, in one directory.
 
     Attributes:
-        directory: where they are, absolute.
+        directory: its absolute path.
         every_n_steps: save at multiples of this step; `None` for no such saves.
-        every_minutes: save when this long has passed since the last; `None` for no such saves.
+        every_minutes: save when this long has passed since the last save; `None` for no such saves.
         max_to_keep: how many of the newest steps are kept; `None` for all.
         keep_best: `(metric, k)` also keeps the k steps with the least number of this name, and
             `(metric, k, "max")` those with the largest: a loss, or what a callback reports at that step.
-            Saves at multiples of `every_n_steps` compete; the earlier of two equal ones wins.
+            Saves at multiples of `every_n_steps` compete; of two equal ones the earlier wins.
         asynchronous: whether `save` returns before the files are written.
     """
 
@@ -75,21 +70,17 @@ class Checkpoints:
         keep_best: tuple[str, int] | tuple[str, int, str] | None = None,
         asynchronous: bool = True,
     ):
-        """Nothing is created or read before the first save or restore.
-
-        Raises:
-            TypeError: a count is not a whole number, `directory` is not a path, or `keep_best` no such tuple.
-            ValueError: a count or a time is not positive, or `keep_best` lacks `every_n_steps`.
-        """
+        """Nothing is created or read before the first save or restore."""
         where = validation.path(directory, "directory", mend="Pass where the run is kept.")
+        # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
-        self.every_n_steps = positive_or_none(every_n_steps, "every_n_steps")
-        self.every_minutes = minutes_or_none(every_minutes)
-        self.max_to_keep = positive_or_none(max_to_keep, "max_to_keep")
+        self.every_n_steps = _positive_or_none(every_n_steps, "every_n_steps")
+        self.every_minutes = _minutes_or_none(every_minutes)
+        self.max_to_keep = _positive_or_none(max_to_keep, "max_to_keep")
         self._best = KeepBest.checked(keep_best, self.every_n_steps)
         self.keep_best = keep_best
         self.asynchronous = validation.flag(asynchronous, "asynchronous")
-        self._folder = Folder(self.directory)
+        self._run = RunDirectory(self.directory)
         self._values: dict[int, float] = {}
         self._manager: ocp.CheckpointManager | None = None
         self._lock = DirectoryLock(self.directory)
@@ -104,18 +95,18 @@ class Checkpoints:
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None and processes.several():
-            # Closing waits for every process, and what raised here need not have raised there.
+            # Closing waits for every process, and an error here need not be one in the others.
             self._manager, self._in_flight = None, None
             self._lock.release()
         else:
             self.close()
 
-    # What there is
+    # What is on disk
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps that are on disk, ascending; empty when there is no directory."""
-        return self._folder.steps
+        return self._run.steps
 
     @property
     def latest_step(self) -> int | None:
@@ -128,8 +119,8 @@ class Checkpoints:
         return next(iter(self._best_steps()), None)
 
     def existing(self, step: int | None = None) -> int:
-        """This step if it is on disk, the latest for `None`; a `FileNotFoundError` lists those there are."""
-        return self._folder.existing(step)
+        """This step if it is on disk, the latest for `None`; else a `FileNotFoundError` lists the steps."""
+        return self._run.existing(step)
 
     def contract(self, step: int | None = None) -> dict[str, Any]:
         """The contract saved with a step (the latest for `None`), as plain data.
@@ -138,7 +129,7 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the steps there are, are listed.
             DamagedCheckpointError: the contract is unreadable or does not match its digest.
         """
-        return dict(self._folder.document(self.existing(step))["contract"])
+        return dict(self._run.document(self.existing(step))["contract"])
 
     def memory(self, step: int | None = None) -> dict[str, Any]:
         """What callbacks and history remembered at a step (the latest for `None`), as plain data.
@@ -147,11 +138,11 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the steps there are, are listed.
             DamagedCheckpointError: it is unreadable or does not match its digest.
         """
-        return dict(self._folder.document(self.existing(step)).get("memory", {}))
+        return dict(self._run.document(self.existing(step)).get("memory", {}))
 
     def readable_contract(self, step: int | None = None) -> dict[str, Any]:
         """The contract of a step, or of the newest step whose contract is readable; empty if none is."""
-        return self._folder.readable_contract() if step is None else self.contract(step)
+        return self._run.readable_contract() if step is None else self.contract(step)
 
     # Saving
 
@@ -161,37 +152,39 @@ class Checkpoints:
         contract: Mapping[str, Any] | None = None,
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """Saves the state under its step; asynchronously unless told otherwise at construction.
+        """Saves the state under its step; in the background, unless `asynchronous` is `False`.
 
         The arrays may be donated or changed as soon as this returns. A failure in the background is
         raised by the next `save`, by `wait` or by `close`.
 
         Args:
             state: what to save.
-            contract: plain data that `contract` gives back, compared on a resume.
-            memory: plain data that `memory` gives back; its `"metrics"` are what `keep_best` compares.
+            contract: plain data that `contract` returns, compared on a resume.
+            memory: plain data that `memory` returns; `keep_best` compares its `"metrics"`.
 
         Raises:
-            TypeError: `state` is not a `TrainState`.
             FileExistsError: this step is on disk already.
             DirectoryInUseError: another job writes to this directory.
             SaveError: this save, or the one before it, could not be written.
         """
         if not isinstance(state, TrainState):
-            raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
+            raise TypeError(
+                f"state must be a TrainState, got a {type(state).__name__}. Use initialize_train_state."
+            )
         step = int(state.step)
         self.wait()
-        (held,) = processes.agree(step in self.steps)
-        if held:
+        # Others may see a shared disk later; all must save, or all raise.
+        (saved,) = processes.agree(step in self.steps)
+        if saved:
             raise FileExistsError(
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
             )
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        document = _SaveDocument(parts, arrays, dict(contract or {}), dict(memory or {}))
+        document = SaveDocument(parts, arrays, dict(contract or {}), dict(memory or {}))
         if not self.asynchronous:
-            document.returned.set()
+            document.returned.set()  # or the writer would wait for a return that waits for the writer
         items = {_STATE: ocp.args.StandardSave(arrays), DOCUMENT: document}
         self.lock()
         self._in_flight = step
@@ -204,26 +197,41 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the save in flight, and drops the steps that are not to be kept.
+        """Waits for the save in flight, and deletes the steps that are not kept.
 
         Raises:
             SaveError: the save could not be written; the steps before it are as they were.
         """
+        if self._has_landed():
+            self._drop_old()
+
+    def _has_landed(self) -> bool:
+        """Waits for the save in flight; whether steps may be deleted now."""
         if self._manager is None:
-            return
+            return False
         try:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
             raise self._save_error(error) from error
+        # With several processes, all or none go on to the agreements of `_drop_old`: all have one in flight.
         if processes.several() and self._in_flight is None:
-            return
+            return False
         self._in_flight = None
-        processes.agree(0)  # what is on disk is seen by all before one of them drops a step
-        self._drop()
+        return True
+
+    def _drop_old(self) -> None:
+        """Deletes the steps that are neither among the newest nor among the best."""
+        if self._manager is None:
+            return
+        processes.agree(0)  # every process sees the new step before one of them deletes an old one
+        going = dropped(self.steps, self.max_to_keep, self._best_steps())
+        processes.agree(0)  # and nobody deletes while another still lists
+        for step in going:
+            self._manager.delete(step)
 
     def close(self) -> None:
-        """Waits, and lets go of the directory. The object can be used again."""
+        """Waits, and releases the directory. The object can be used again."""
         try:
             self.wait()
         finally:
@@ -238,15 +246,11 @@ class Checkpoints:
         Raises:
             DirectoryInUseError: another job writes to this directory.
         """
-        # With several processes the first holds it for all.
+        # The first process locks for all: on one host the others would find the directory in use by it.
         processes.first_does(self._lock.acquire)
 
     def require_metric(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises at a step that competes for best without the number that decides.
-
-        Raises:
-            ValueError: `keep_best` names a number that is not among `metrics`.
-        """
+        """Raises a `ValueError` at a step that competes for best without the number that decides."""
         best = self._best
         if best is None or not metrics or step % best.every_n_steps or best.metric in metrics:
             return
@@ -256,14 +260,11 @@ class Checkpoints:
         )
 
     def require_recorded(self, names: tuple[str, ...], may_come: Callable[[str], bool]) -> None:
-        """Raises if `keep_best` names a number that cannot be there at any save.
+        """Raises a `ValueError` if no save can have the number that `keep_best` names.
 
         Args:
             names: the numbers that every step records.
             may_come: whether a number of this name may be reported beside them.
-
-        Raises:
-            ValueError: neither is so.
         """
         best = self._best
         if best is not None and best.metric not in names and not may_come(best.metric):
@@ -273,13 +274,13 @@ class Checkpoints:
             )
 
     def next_save(self, step: int) -> int | None:
-        """The next step after `step` at which `every_n_steps` asks for a save."""
+        """The next step after `step` at which `every_n_steps` makes a save due."""
         if self.every_n_steps is None:
             return None
         return (step // self.every_n_steps + 1) * self.every_n_steps
 
     def is_due(self, step: int) -> bool:
-        """Whether `every_n_steps` or `every_minutes` asks for a save now, at `step`."""
+        """Whether `every_n_steps` or `every_minutes` makes a save due at `step`."""
         by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
         minutes = (time.monotonic() - self._last_save) / 60
         return by_step or (self.every_minutes is not None and minutes >= self.every_minutes)
@@ -291,8 +292,8 @@ class Checkpoints:
     def supersede_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
-        later = self._folder.set_aside_after(step)
-        self._values = {}
+        later = self._run.set_aside_after(step)
+        self._values = {}  # a step that was moved may be saved again, with another number
         if later and self._manager is not None:
             self._manager.reload()
         return later
@@ -310,12 +311,12 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: there is no such step; the steps there are, are listed.
-            CheckpointMismatchError: the checkpoint does not fit `like`; the first leaves that differ
-                are named with both sides.
+            CheckpointMismatchError: the checkpoint does not fit `like`; the message shows both sides of
+                the first leaves that differ.
             DamagedCheckpointError: files are missing, unreadable, or not what was saved.
         """
         step = self.existing(step)
-        document = self._folder.document(step)
+        document = self._run.document(step)
         parts = stored_leaves.leaves_of(like)
         wanted = {MODEL: parts[MODEL]} if weights_only else parts
         stored_leaves.require_fit(step, document["leaves"], wanted)
@@ -324,49 +325,50 @@ class Checkpoints:
     def restore_intact(self, like: TrainState, *, weights_only: bool = False) -> tuple[TrainState, int]:
         """The newest state that is intact, and its step.
 
-        A damaged step is named in a warning; the next to be tried is the one it says it came from, or
-        the next lower where it does not say.
+        A warning names each damaged step; the next to be tried is its parent, or the next lower step where
+        the parent is unknown.
 
         Raises:
             FileNotFoundError: there is no step at all.
             CheckpointMismatchError: an intact step does not fit `like`.
             DamagedCheckpointError: no step is intact.
         """
-        return self._folder.newest_intact(
-            lambda step: self.restore(like, step, weights_only=weights_only), tells=processes.is_first()
+        return self._run.newest_intact(
+            lambda step: self.restore(like, step, weights_only=weights_only), warn=processes.is_first()
         )
 
-    # Inside
+    # Private
 
     def _writer(self) -> ocp.CheckpointManager:
         if self._manager is None:
             self._manager = ocp.CheckpointManager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=None,  # Orbax would count steps by the time of their saving
+                    max_to_keep=None,  # Orbax would delete the oldest saves, not the lowest steps
                     save_root_metadata=False,
                     enable_async_checkpointing=self.asynchronous,
-                    # Where they cannot be made, writers that wait for them would hold up the process's end.
+                    # Where a directory cannot be made, writers that wait for it would keep the process from
+                    # ending.
                     async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-                    cleanup_tmp_directories=True,  # what a killed save left; the lock says it is not in use
+                    cleanup_tmp_directories=True,  # of a killed save; the lock says that nobody writes them
                 ),
             )
         return self._manager
 
-    def _start(self, step: int, items: Mapping[str, Any], document: "_SaveDocument") -> None:
+    def _start(self, step: int, items: Mapping[str, Any], document: SaveDocument) -> None:
         try:
             self._writer().save(step, args=ocp.args.Composite(**items), force=True)
         finally:
-            document.returned.set()  # whatever happened, or its thread would wait for ever
+            document.returned.set()  # also behind an error, or the writer's thread would wait for ever
 
     def _save_error(self, error: Exception) -> SaveError:
-        """The error to raise; Orbax's manager is given up, since it remembers the failed step."""
+        """The error to raise; drops Orbax's manager, which remembers the failed step as saved."""
         step, self._in_flight = self._in_flight, None
         manager, self._manager = self._manager, None
         if manager is not None:
             with contextlib.suppress(Exception):
                 manager.close()
-        self._folder.clear_leftovers()
+        self._run.clear_leftovers()
         kept = validation.shown(self.steps) if self.directory.is_dir() else "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
@@ -379,7 +381,7 @@ class Checkpoints:
         """The best steps on disk, by what their documents say; each is read once."""
         if self._best is None:
             return []
-        self._values = self._folder.values(self._best.metric, self._values)
+        self._values = self._run.values(self._best.metric, self._values)
         return self._best.best(self._values)
 
     def _drop(self) -> None:
@@ -389,16 +391,15 @@ class Checkpoints:
             for step in going:
                 self._manager.delete(step)
 
-    def _read(
-        self, step: int, parts: stored_leaves.Parts, document: Mapping[str, Any]
-    ) -> dict[str, list[Any]]:
+    def _read(self, step: int, parts: Parts, document: Mapping[str, Any]) -> dict[str, list[jax.Array]]:
         targets = {
             part: {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
             for part, leaves in parts.items()
         }
         arrays = self._read_arrays(step, targets)
         for part, leaves in parts.items():
-            if stored_leaves.digest_stored(leaves, _whole(arrays[part])) != document["digests"][part]:
+            digest = stored_leaves.digest_stored(leaves, readable_arrays(arrays[part]))
+            if digest != document["digests"][part]:
                 raise DamagedCheckpointError(
                     f"{part} of step {step} in {self.directory} does not match its SHA-256: "
                     "it was damaged or edited. Restore another step."
@@ -408,7 +409,9 @@ class Checkpoints:
             for part, leaves in parts.items()
         }
 
-    def _read_arrays(self, step: int, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _read_arrays(
+        self, step: int, targets: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+    ) -> dict[str, dict[str, jax.Array]]:
         path = self.directory / str(step) / _STATE
         wanted = {part: dict(named) for part, named in targets.items() if named}
         restoring = ocp.args.PyTreeRestore(
@@ -427,81 +430,22 @@ class Checkpoints:
                 f"the arrays of step {step} in {self.directory} cannot be read: {reason}. "
                 "Restore another step."
             ) from error
-        # Orbax casts what it reads to the target's dtype without a word, so the types on disk are
-        # taken from the manifest, which was compared, and the bits are verified by the digest.
+        # Orbax casts silently to the dtype of the target. The dtypes in the document were compared with the
+        # targets before, and the digest verifies the bits, so a cast cannot pass.
         return {part: arrays.get(part, {}) for part in targets}
 
 
-class _DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
-    """Digests the arrays and writes the document, in the background of the save.
-
-    Restoring does not go through Orbax: the document is a plain JSON file.
-    """
-
-    async def async_save(self, directory: Any, args: "_SaveDocument") -> list[Any]:
-        """Starts the work; Orbax waits for it before it makes the step visible."""
-        return [
-            ocp_future.CommitFutureAwaitingContractedSignals(
-                self._write(directory, args), name="phijax_rng_document"
-            )
-        ]
-
-    async def _write(self, directory: Any, args: "_SaveDocument") -> None:
-        # Hashing takes every core; the run should go on first.
-        args.returned.wait()
-        if not args.is_writer:
-            return
-        (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
-
-    def save(self, directory: Any, args: "_SaveDocument") -> None:
-        """The same, at once."""
-        if not args.is_writer:
-            return
-        (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
-
-    def restore(self, directory: Any, args: Any = None) -> Any:
-        """Reads the document."""
-        return json.loads((directory / DOCUMENT_FILE).read_text())
+def _positive_or_none(value: int | None, name: str) -> int | None:
+    """`value` as a positive Python int, or `None`."""
+    return None if value is None else validation.positive(value, name)
 
 
-@ocp.args.register_with_handler(_DocumentHandler, for_save=True)
-@dataclasses.dataclass
-class _SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What the document is made of. Holding the arrays keeps their bits from being donated away.
-
-    Attributes:
-        returned: set when the call that started the save is done with its part.
-        is_writer: whether this process writes the document.
-    """
-
-    parts: stored_leaves.Parts
-    arrays: Mapping[str, Mapping[str, Any]]
-    contract: dict[str, Any]
-    memory: dict[str, Any]
-    returned: threading.Event = dataclasses.field(default_factory=threading.Event)
-    is_writer: bool = True
-
-    def __post_init__(self) -> None:
-        # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
-        # the state instead of writing into it.
-        self.arrays = {
-            part: {name: np.asarray(array) for name, array in _whole(stored).items()}
-            for part, stored in self.arrays.items()
-        }
-        self.is_writer = processes.is_first()
-
-    def document(self) -> dict[str, Any]:
-        """The document, with its own SHA-256."""
-        told = {"schema": SCHEMA, **stored_leaves.described(self.parts, self.arrays)}
-        return dumps({**told, "contract": self.contract, "memory": self.memory})
-
-
-@ocp.args.register_with_handler(_DocumentHandler, for_restore=True)
-@dataclasses.dataclass
-class _RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """Orbax wants a handler to have both."""
-
-
-def _whole(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays that this process can read."""
-    return {name: processes.whole(array) for name, array in arrays.items()}
+def _minutes_or_none(value: float | None) -> float | None:
+    """`every_minutes` as a positive float, or `None`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"every_minutes must be a number, got {value!r}. Pass minutes, or None.")
+    if not value > 0:
+        raise ValueError(f"every_minutes must be positive, got {value!r}. Pass minutes, or None.")
+    return float(value)

@@ -1,13 +1,13 @@
 """The leaves of a train state as a checkpoint stores them: numbered, typed, digested.
 
-Names of parameters may hold any character, so arrays are stored by number; the manifest says which
-leaf each number is, with dtype (of keys, the implementation) and shape. Nothing is cast: a restored
-leaf has the manifest's type or the restore is refused.
+Names of parameters may contain any character, so arrays are stored by number; the document lists the leaf of
+each number, with dtype (of keys, the implementation) and shape. Nothing is cast: a restored leaf has the
+dtype that was saved, or the restore raises.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,14 @@ from phijax_rng.state import TrainState
 MODEL, REST = "model_state", "rest"
 """The two parts of a state, stored apart so that weights can be read alone."""
 
+Array: TypeAlias = jax.Array | np.ndarray[Any, Any]
+Arrays: TypeAlias = Mapping[str, Array]
+"""The stored arrays of a part, by number."""
+
+# Another optimizer differs in every leaf; the first few name it.
 _MOST_SHOWN = 8
 
-# By the field of a state, what a user builds it from.
+# What a user builds each field of a state from, for the last line of a mismatch.
 _BUILT_FROM = {
     "model_state": "model",
     "optimizer_state": "optimizer",
@@ -39,8 +44,8 @@ class Leaf:
 
     Attributes:
         name: its number, as stored.
-        path: where it is: `model_state['dense']['kernel']`.
-        value: the array, typed key, number or abstract value.
+        path: its place in the state: `model_state['dense']['kernel']`.
+        value: an array, typed key, number or abstract value.
     """
 
     name: str
@@ -67,18 +72,20 @@ class Leaf:
         """`float32`, or `key<threefry2x32>`."""
         return f"key<{self.implementation}>" if self.implementation else str(jnp.result_type(self.value))
 
-    def array(self) -> Any:
+    def array(self) -> Array:
         """The value as it is stored: keys as their words, numbers as arrays, NumPy arrays as copies."""
         if self.implementation:
             return jax.random.key_data(self.value)
         if isinstance(self.value, jax.Array):
             return self.value
+        # A copy, since the caller may write into a NumPy array while the save runs in the background.
         return np.array(self.value, dtype=jnp.result_type(self.value))
 
     def target(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and placement to read the stored array into."""
-        sharding = getattr(self.value, "sharding", None)
-        # Words of a key lie where the key lies; only a mesh can say so for both.
+        typed = isinstance(self.value, (jax.Array, jax.ShapeDtypeStruct))
+        sharding = self.value.sharding if typed else None
+        # The words of a key have one axis more than the key; only a sharding on a mesh fits both.
         on_mesh = isinstance(sharding, jax.sharding.NamedSharding)
         if sharding is None or (self.implementation and not on_mesh):
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -88,7 +95,7 @@ class Leaf:
             return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
         return jax.ShapeDtypeStruct(self.shape, jnp.result_type(self.value), sharding=sharding)
 
-    def restored(self, array: Any) -> Any:
+    def restored(self, array: jax.Array | None) -> jax.Array:
         """The leaf, from the stored array; `None` for one that was not stored."""
         if array is None:
             return jnp.zeros(self.shape, jnp.result_type(self.value))
@@ -97,11 +104,12 @@ class Leaf:
         return array
 
 
-Parts = Mapping[str, list[Leaf]]
+Parts: TypeAlias = Mapping[str, list[Leaf]]
 
 
 def leaves_of(state: TrainState) -> dict[str, list[Leaf]]:
     """The leaves of `model_state`, and all others, each in the order of the pytree."""
+    # Fields left empty have no leaves, so that those of the other part keep their paths.
     others = {f.name: None for f in dataclasses.fields(state) if f.name != "model_state"}
     return {
         MODEL: _numbered(state.replace(**others)),
@@ -109,7 +117,7 @@ def leaves_of(state: TrainState) -> dict[str, list[Leaf]]:
     }
 
 
-def rebuild(like: TrainState, parts: Mapping[str, list[Any]]) -> TrainState:
+def rebuild(like: TrainState, parts: Mapping[str, list[jax.Array]]) -> TrainState:
     """`like` with the leaves of these parts."""
     state = like
     if REST in parts:
@@ -126,28 +134,29 @@ def describe(parts: Parts) -> dict[str, list[list[Any]]]:
     }
 
 
-def described(parts: Parts, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def described(parts: Parts, arrays: Mapping[str, Arrays]) -> dict[str, Any]:
     """Leaves and digests of a state, for its document."""
     digests = {part: digest_stored(leaves, arrays[part]) for part, leaves in parts.items()}
     return {"leaves": describe(parts), "digests": digests}
 
 
-def stored_arrays(leaves: list[Leaf]) -> dict[str, Any]:
+def stored_arrays(leaves: list[Leaf]) -> dict[str, Array]:
     """The arrays to store, by number."""
     return {leaf.name: leaf.array() for leaf in leaves if leaf.is_stored}
 
 
-def digest_stored(leaves: list[Leaf], arrays: Mapping[str, Any]) -> str:
+def digest_stored(leaves: list[Leaf], arrays: Arrays) -> str:
     """The digest of a part: path, type and shape of every leaf, and the stored bits."""
     return digest_leaves([(f"{leaf.path}:{leaf.dtype}", _stored(leaf, arrays)) for leaf in leaves])
 
 
-def _stored(leaf: Leaf, arrays: Mapping[str, Any]) -> Any:
+def _stored(leaf: Leaf, arrays: Arrays) -> Array:
+    # Any dtype serves for an array without elements: the leaf's own enters the digest by its path.
     return arrays[leaf.name] if leaf.is_stored else np.empty(leaf.shape, np.uint8)
 
 
 def require_fit(step: int, saved: Mapping[str, Any], wanted: Parts) -> None:
-    """Raises `CheckpointMismatchError`, with both sides, unless each leaf is stored as it is wanted."""
+    """Raises `CheckpointMismatchError`, with both sides, unless path, dtype and shape of each leaf agree."""
     before = {path: f"{dtype}{shape}" for part in wanted for path, dtype, shape in saved[part]}
     now = {path: f"{dtype}{shape}" for rows in describe(wanted).values() for path, dtype, shape in rows}
     differ = [path for path in dict.fromkeys((*before, *now)) if before.get(path) != now.get(path)]
@@ -160,10 +169,10 @@ def require_fit(step: int, saved: Mapping[str, Any], wanted: Parts) -> None:
         return
     more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     head = f"checkpoint at step {step} does not fit this run:"
-    raise CheckpointMismatchError("\n".join([head, *lines[:_MOST_SHOWN], *more, _mend(differ)]))
+    raise CheckpointMismatchError("\n".join([head, *lines[:_MOST_SHOWN], *more, _fix(differ)]))
 
 
-def _mend(paths: list[str]) -> str:
+def _fix(paths: list[str]) -> str:
     """What to build as it was, where these leaves differ."""
     fields = {path.partition("[")[0].partition(".")[0] for path in paths}
     parts = list(dict.fromkeys(part for field, part in _BUILT_FROM.items() if field in fields)) or ["state"]
