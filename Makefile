@@ -3,11 +3,12 @@
 #   PYTHON  the interpreter a new environment is made with
 #   VENV    the environment; one that is already there is used as it is
 #   JOBS    test processes
-#   WITHOUT tests of `make test` to leave out, by the beginning of their names
+#   TESTS   files or folders of tests
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+TESTS ?= tests
 
 PY := $(VENV)/bin/python
 # Neighbors in a file share compiled programs, so each process takes a stretch of the tests.
@@ -21,7 +22,7 @@ OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 .DEFAULT_GOAL := help
 # Two targets may install into one environment; pip has no lock for that.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint format docs bench bench-here compare compare-here campaign clean
+.PHONY: help setup demo test test-full lint format docs bench bench-here compare compare-here campaign clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +54,10 @@ demo: $(VENV)/.installed-plot  ## Train, be killed half-way, resume, and compare
 	$(PY) examples/demo.py
 
 test: $(VENV)/.installed-test  ## Run the tests.
-	$(PYTEST) $(addprefix --deselect=,$(WITHOUT)) tests
+	$(PYTEST) $(TESTS)
+
+test-full: $(VENV)/.installed-test  ## Run what `make test` leaves out: every cut, every page, more examples.
+	$(PYTEST) -m "(full or more) and not slow" --hypothesis-profile=full $(TESTS)
 
 lint: $(VENV)/.installed-lint  ## Check format, style and types.
 	$(PY) -m ruff format --check $(wildcard $(SOURCES))
@@ -84,7 +88,7 @@ compare-here: $(VENV)/.installed-test+compare
 	$(PY) -c "import phijax"
 	$(PYTEST) tests/interop
 
-campaign: $(VENV)/.installed-test  ## Run the long campaigns, which are no part of `make test`.
+campaign: $(VENV)/.installed-test  ## Run the long campaigns, which neither of them runs.
 	$(PYTEST) -m slow --hypothesis-profile=campaign tests
 
 clean:  ## Remove environments, caches and built pages.

@@ -2,7 +2,8 @@
 
 The child does not depend on who runs the tests: settings of JAX and XLA in the caller's environment
 are left out, and `src` and the repository root come first on its path. It starts no shell and forks
-without `preexec_fn`, which JAX's threads would make unsafe.
+without `preexec_fn`, which JAX's threads would make unsafe. The children of one session of pytest share
+what XLA compiled.
 """
 
 import contextlib
@@ -19,6 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 """Environment that gives a child eight CPU devices."""
+
+COMPILATION_CACHE = "TESTED_COMPILATION_CACHE"
+"""Variable with the folder in which the processes of a session share what XLA compiled; set in conftest."""
+
+SECONDS_WORTH_STORING = 0.05  # what one entry costs to write and to read; JAX's own bound is a second
 
 _FOREIGN = ("JAX_", "XLA_", "TF_", "PHIJAX_RNG_", "PYTHON")
 
@@ -131,6 +137,9 @@ def child_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     own = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
+    if folder := os.environ.get(COMPILATION_CACHE):
+        own["JAX_COMPILATION_CACHE_DIR"] = folder
+        own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(SECONDS_WORTH_STORING)
     return inherited | own | dict(changes or {})
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import jaxtyping
 import pytest
 
 import tests._typechecks  # noqa: F401 - the hook knows it by name only
+from tests._subprocess import COMPILATION_CACHE, SECONDS_WORTH_STORING
 
 # The hook sees only what is imported after it.
 assert "phijax_rng" not in sys.modules, "phijax_rng was imported before its annotations are checked"
@@ -39,8 +42,23 @@ KEY_REUSE_CHECKED = ("test_loop", "test_trainer")
 # Hypothesis chose for this environment; under CI=true that includes a fixed choice of examples.
 _chosen = hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name())
 hypothesis.settings.register_profile("phijax_rng", _chosen, deadline=None)
+hypothesis.settings.register_profile("full", _chosen, deadline=None)
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("phijax_rng")
+
+
+# First, because xdist's processes inherit the environment.
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    folder = os.environ.get(COMPILATION_CACHE) or jax.config.jax_compilation_cache_dir
+    if not folder:
+        folder = tempfile.mkdtemp(prefix="compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ[COMPILATION_CACHE] = folder
+    # XLA is a third of the time of all tests. JAX reports a program that it finds here as compiled too, so
+    # tests that count compilations see no difference.
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", SECONDS_WORTH_STORING)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
