@@ -1,6 +1,8 @@
 """The CSV file is that of a run that was never stopped, whatever a killed process left of it."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 
@@ -71,14 +73,71 @@ def test_whatever_was_left_the_file_goes_on_as_one(tmp_path, left, cut):
     assert path.read_bytes() == table(rows(9))
 
 
-def test_rows_are_appended_and_not_written_anew(tmp_path, monkeypatch):
+def test_a_reader_meets_a_complete_file_at_any_time(tmp_path, monkeypatch):
     path = tmp_path / "history.csv"
     remembered = watch(path, rows(3), 3)
-    kept = path.stat().st_ino
+    synced, replaced = [], []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(file):
+        fsync(file)
+        synced.append((path.read_bytes(), (tmp_path / "history.csv.new").read_bytes()))
+
+    def note_replace(source, target):
+        assert len(synced) == 1
+        replaced.append((source, target))
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
     watch(path, rows(5), 5, remembered)
-    assert path.stat().st_ino == kept
-    watch(path, rows(8), 8, remembered)  # another column: the whole table again
-    assert path.stat().st_ino != kept
+    assert synced == [(table(rows(3)), table(rows(5)))]
+    assert replaced == [(tmp_path / "history.csv.new", path)]
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "history.csv"
+    remembered = watch(path, rows(3), 3)
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        watch(path, rows(5), 5, remembered)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["history.csv"]
+    assert path.read_bytes() == table(rows(3))
+
+
+def test_a_run_of_the_version_before_goes_on(tmp_path):
+    path, history = tmp_path / "history.csv", rows(5)
+    path.write_bytes(table(history))
+    callback = CSVHistory(path)
+    before = {callback.name: {"rows": 4, "bytes": len(table(rows(4))), "columns": 1}}
+    assert watch(path, rows(8), 8, before) == {callback.name: {"rows": 8}}
+    assert path.read_bytes() == table(rows(8))
+
+
+def test_every_row_is_formatted_once(monkeypatch):
+    history, formatted = History(), []
+    real = History.csv_row
+
+    def note(self, index):
+        formatted.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(History, "csv_row", note)
+    for step in range(1, 5):
+        history.add(step, {"loss": 1 / step})
+        history.csv_table()
+    assert formatted == [0, 0, 1, 1, 2, 2, 3]  # and the last row each time, since it may still grow
+    history.add(4, {"late": 2.0})
+    assert history.csv_table().splitlines() == [
+        "step,loss,late",
+        "1,1.0,",
+        "2,0.5,",
+        *(f"3,{1 / 3!r},", "4,0.25,2.0"),
+    ]
 
 
 @pytest.mark.parametrize("path", [3, "", b"history.csv", "history\0.csv", None])

@@ -1,19 +1,18 @@
-"""The history of a run as a CSV file that goes on where the run goes on.
+"""The history of a run as a CSV file, the same however often the run is stopped and resumed.
 
-The file holds the rows of the history, byte for byte what a run that was never stopped would write: rows
-behind the checkpoint that a killed process left are cut off, and rows that are missing are written again.
+The file is written from the history in memory, so its bytes are those that a run without a stop would write:
+rows that a killed process wrote behind its last checkpoint are gone after the resume, and rows that are
+missing are there again.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.protocol import Event
+from phijax_rng.callbacks.protocol import Event, Memory
 from phijax_rng.devices import processes
 
 
@@ -22,15 +21,16 @@ class CSVHistory:
     """A callback that keeps a CSV file of the history: `step`, then a column for each name.
 
     A cell is empty where a row has no such number. The last rows are written when the run ends. With several
-    processes the first alone writes, and all remember the same.
+    processes the primary process alone writes.
+
+    Each call replaces the file by a complete one, so that a reader, or a crash, meets the old file or the new
+    one (`tail -F` follows it). Rows are formatted once; a call then writes the file, some 60 bytes for a row
+    of three numbers, and waits for the disk: about 3 ms for 1000 rows and 15 ms for 100,000 on a
+    local disk. Raise `every_n_steps` where that is too much.
 
     Attributes:
-        path: the file; folders above it are made.
-        every_n_steps: updates between two looks at the history.
-
-    Raises:
-        TypeError: `path` is not a path, or `every_n_steps` not a whole number.
-        ValueError: `every_n_steps` is not positive.
+        path: the file; directories above it are created.
+        every_n_steps: updates between two writes.
     """
 
     path: str | os.PathLike[str]
@@ -50,71 +50,43 @@ class CSVHistory:
         """It reports nothing."""
         return False
 
-    def check(self, memory: Mapping[str, Any]) -> None:
+    def check(self, memory: Memory) -> None:
         """Raises if the file could not be written.
 
         Raises:
-            OSError: something else is there, or the folder cannot be written to.
+            OSError: something else is there, or the directory cannot be written to.
         """
-        processes.first_does(functools.partial(_require_writable, Path(self.path).expanduser(), not memory))
+        processes.first_does(functools.partial(_require_writable, self._file, is_new=not memory))
 
     def __call__(self, event: Event) -> None:
-        """Brings the file up to the history."""
-        history, memory = event.history, event.memory
-        kept, size = memory.get("rows", 0), memory.get("bytes", 0)
-        # Another column is another header, and a comma more in every row.
-        if not kept or memory.get("columns") != len(history.names):
-            kept, size = 0, 0
+        """Writes the history."""
         if processes.is_first():
-            self._bring_up(history, kept, size, anew=not memory)
-        # What is remembered follows from the history alone, so it is the same in every process. The last row
-        # may still grow, and the next look begins with it.
-        settled = max(len(history) - 1, 0)
-        size += len(_lines(history, kept, settled).encode())
-        memory.update(rows=settled, bytes=size, columns=len(history.names))
-
-    def _bring_up(self, history: History, kept: int, size: int, *, anew: bool) -> None:
-        """Writes the rows behind the first `kept`, which end at byte `size`; all, if these are not there."""
-        path = Path(self.path).expanduser()
-        if kept and not _goes_on(path, history, kept, size):
-            kept, size = 0, 0
-        if anew:
-            _require_ours(path)
-        _write(path, size, _lines(history, kept, len(history)).encode())
+            if not event.memory:
+                _require_history(self._file)
+            _replace(self._file, event.history.csv_table().encode())
+        # Not empty: from now on the file is this run's, and a resume may replace whatever became of it.
+        event.memory.clear()
+        event.memory["rows"] = len(event.history)
 
     def finish(self, event: Event) -> None:
         """Writes the last rows."""
         self(event)
 
-
-def _lines(history: History, first: int, end: int) -> str:
-    """These rows, and the header before the first of all."""
-    rows = [history.csv_row(index) for index in range(first, end)]
-    return "".join(rows if first else [history.csv_header(), *rows])
+    @property
+    def _file(self) -> Path:
+        return Path(self.path).expanduser()
 
 
-def _goes_on(path: Path, history: History, count: int, written: int) -> bool:
-    """Whether the first `written` bytes of the file begin and end as the first `count` rows do."""
-    first, last = history.csv_header().encode(), history.csv_row(count - 1).encode()
-    try:
-        with path.open("rb") as file:
-            begins = file.read(len(first)) == first
-            file.seek(max(written - len(last), 0))
-            return begins and file.read(len(last)) == last
-    except OSError:
-        return False
-
-
-def _require_writable(path: Path, anew: bool) -> None:
+def _require_writable(path: Path, *, is_new: bool) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
-    if anew:
-        _require_ours(path)
+    if is_new:
+        _require_history(path)
     validation.writable(path.parent)
 
 
-def _require_ours(path: Path) -> None:
-    """Raises if the file that would be written anew is not one of these."""
+def _require_history(path: Path) -> None:
+    """Raises if the file that would be replaced is not a history."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb") as file:
@@ -124,15 +96,18 @@ def _require_ours(path: Path) -> None:
             )
 
 
-def _write(path: Path, keep: int, added: bytes) -> None:
+def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if keep == 0:
-        # Whole or not at all: whoever reads meanwhile sees the old file or the new one.
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_bytes(added)
+    # In the same directory, since a rename replaces a file at once only within one file system.
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            # A file system may write the rename first, and a power cut would then leave an empty file.
+            os.fsync(file.fileno())
         beside.replace(path)
-        return
-    with path.open("r+b") as file:
-        file.truncate(keep)
-        file.seek(keep)
-        file.write(added)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

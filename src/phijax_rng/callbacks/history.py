@@ -24,6 +24,8 @@ class History(Sequence[Mapping[str, float]]):
     def __init__(self) -> None:
         self.names: list[str] = []
         self._rows: list[tuple[int, dict[str, float]]] = []
+        # Formatting is what a table costs, so lines of rows that cannot change any more are kept.
+        self._lines: list[str] = []
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """A row for this step, or more numbers for the last row if it is of this step.
@@ -83,6 +85,15 @@ class History(Sequence[Mapping[str, float]]):
         """The line of a row; floats as Python shows them, which reads back to the same bits."""
         step, numbers = self._rows[index]
         return _line([step, *(repr(numbers[n]) if n in numbers else "" for n in self.names)])
+
+    def csv_table(self) -> str:
+        """The header and the line of every row."""
+        header, settled = self.csv_header(), max(len(self) - 1, 0)
+        # Another column adds a comma to every line. The last row may still get more numbers.
+        if not self._lines or self._lines[0] != header:
+            self._lines = [header]
+        self._lines += [self.csv_row(index) for index in range(len(self._lines) - 1, settled)]
+        return "".join([*self._lines, *map(self.csv_row, range(settled, len(self)))])
 
     def _row(self, step: int, numbers: Mapping[str, float]) -> dict[str, float]:
         return {"step": step, **{name: numbers[name] for name in self.names if name in numbers}}
