@@ -4,7 +4,7 @@ Each one is also the built-in error it refines, so `except ValueError` keeps wor
 Everything else is raised as a plain `TypeError`, `ValueError` or `FileNotFoundError`.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 
 class CheckpointMismatchError(ValueError):
@@ -49,6 +49,13 @@ class ProcessLostError(RuntimeError):
     """A run of several processes cannot go on, most likely because one of the others has ended."""
 
 
+class _Updates(Protocol):
+    """The `Chunk` that an error carries; its module may not be imported here."""
+
+    @property
+    def state(self) -> Any: ...
+
+
 class NonFiniteError(FloatingPointError):
     """A loss, the updated model or the state of the balancer became NaN or infinite.
 
@@ -59,11 +66,11 @@ class NonFiniteError(FloatingPointError):
         chunk: the `Chunk` of the good updates before it.
     """
 
-    def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: Any):
+    def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: _Updates):
         super().__init__(message)
         self.step = step
         self.terms = terms
-        self.chunk = chunk
+        self.chunk: Any = chunk
 
     @property
     def state(self) -> Any:

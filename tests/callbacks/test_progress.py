@@ -90,18 +90,18 @@ def test_the_rate_leaves_out_the_look_that_compiled(clock):
 def test_what_is_told_stands_on_a_line_of_its_own(clock, monkeypatch):
     stream = io.StringIO()
     lines = progress.make_progress(True, 0, 100, stream)
-    lines.tell("going on from step 7")
+    lines.log("going on from step 7")
     lines.show(10, {"fit": 1.0})
-    lines.tell("step 10 saved")
+    lines.log("step 10 saved")
     lines.close()
     assert stream.getvalue() == "going on from step 7\nstep 10/100  fit 1.000e+00\nstep 10 saved\n"
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     bar = progress.make_progress(True, 0, 100, terminal)
-    bar.tell("going on from step 7")
+    bar.log("going on from step 7")
     bar.close()
     assert "going on from step 7\n" in plain(terminal)
-    progress.make_progress(False, 0, 100, stream).tell("nothing")
+    progress.make_progress(False, 0, 100, stream).log("nothing")
     assert "nothing" not in stream.getvalue()
 
 

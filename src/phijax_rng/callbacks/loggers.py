@@ -8,13 +8,31 @@ remember the same. The packages are extras, `phijax-rng[tensorboard]` and
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
 
 from phijax_rng._base import validation
-from phijax_rng.callbacks.protocol import Event
+from phijax_rng.callbacks.protocol import Event, Memory
 from phijax_rng.devices import processes
+
+
+class _Writer(Protocol):
+    """What is called of `tensorboardX.SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: float, /) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class _Run(Protocol):
+    """What is called of a run of Weights & Biases."""
+
+    def log(self, data: dict[str, float], step: float) -> None: ...
 
 
 class TensorBoardLogger:
@@ -35,7 +53,7 @@ class TensorBoardLogger:
     def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
         self.directory = validation.path(directory, "directory", mend="Name where the event files go.")
         self.every_n_steps = validation.positive(every_n_steps, "every_n_steps")
-        self._writer: Any = None
+        self._writer: _Writer | None = None
 
     @property
     def name(self) -> str:
@@ -46,7 +64,7 @@ class TensorBoardLogger:
         """It reports nothing."""
         return False
 
-    def check(self, memory: Mapping[str, Any]) -> None:
+    def check(self, memory: Memory) -> None:
         """Raises if the files could not be written.
 
         Raises:
@@ -103,9 +121,9 @@ class WandbLogger:
         ValueError: `every_n_steps` is not positive.
     """
 
-    def __init__(self, run: Any = None, *, every_n_steps: int = 100, **options: Any):
+    def __init__(self, run: _Run | None = None, *, every_n_steps: int = 100, **options: object):
         validation.instance(run, "run")
-        if run is not None and not callable(getattr(run, "log", None)):
+        if run is not None and not isinstance(run, _Run):
             raise TypeError(f"run must offer log(numbers, step), got {run!r}. Pass what wandb.init returns.")
         if run is not None and options:
             raise TypeError(
@@ -120,7 +138,7 @@ class WandbLogger:
         """It reports nothing."""
         return False
 
-    def check(self, memory: Mapping[str, Any]) -> None:
+    def check(self, memory: Memory) -> None:
         """Raises if a run could not be begun.
 
         Raises:
@@ -161,14 +179,14 @@ def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
     return rows
 
 
-def _summary_writer(directory: str, purge_step: int) -> Any:
+def _summary_writer(directory: str, purge_step: int) -> _Writer:
     # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
     suffix = f".{time.time_ns()}"
     folder = os.path.expanduser(directory)
     return _summary_writer_class()(folder, purge_step=purge_step, filename_suffix=suffix)
 
 
-def _summary_writer_class() -> Any:
+def _summary_writer_class() -> Callable[..., _Writer]:
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -176,7 +194,7 @@ def _summary_writer_class() -> Any:
     return SummaryWriter
 
 
-def _wandb() -> Any:
+def _wandb() -> ModuleType:
     try:
         import wandb  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere.
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere.
 
 Everything goes to standard error and nothing is read back, so no number of the run depends on it.
 """
@@ -6,38 +6,55 @@ Everything goes to standard error and nothing is read back, so no number of the 
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Protocol, TextIO
 
 _SECONDS_BETWEEN_LINES = 5.0
 
 
-class Silent:
-    """Shows nothing."""
+class Display(Protocol):
+    """What a run shows its progress on."""
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes note of a step and its losses."""
+        """Shows a step and its losses."""
+        ...
 
-    def tell(self, text: str) -> None:
-        """Says something beside the steps: where the run goes on, where it was saved."""
+    def log(self, text: str) -> None:
+        """Shows a message: where the run continues, where it was saved."""
+        ...
 
     def close(self) -> None:
         """Ends the display."""
+        ...
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows nothing."""
+
+    def log(self, text: str) -> None:
+        """Shows nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class _Rate:
-    """Steps per second over the last looks; the first look, which compiled, only starts the clock."""
+    """Steps per second over the last ten calls."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
     def at(self, step: int) -> str:
+        # The first call comes behind the compilation, so it only starts the clock.
         self._seen = [*self._seen[-9:], (time.perf_counter(), step)]
         (before, first), (now, last) = self._seen[0], self._seen[-1]
         return f"{(last - first) / max(now - before, 1e-9):.0f} steps/s" if last > first else ""
 
 
-class Lines(Silent):
-    """One line every five seconds, and one at the end."""
+class Lines:
+    """A display of one line every five seconds, and one at the end."""
 
     def __init__(self, start: int, stop: int, stream: TextIO):
         self._stop = stop
@@ -47,14 +64,14 @@ class Lines(Silent):
         self._line = ""
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the line, and prints it if the last is old enough."""
+        """Prints the line if the last one is old enough; else keeps it for later."""
         shown = (f"step {step}/{self._stop}", _metrics(metrics), self._rate.at(step))
         self._line = "  ".join(part for part in shown if part)
         if time.perf_counter() - self._shown >= _SECONDS_BETWEEN_LINES:
             self._print()
 
-    def tell(self, text: str) -> None:
-        """Prints the text on a line of its own, behind what is waiting to be printed."""
+    def log(self, text: str) -> None:
+        """Prints the text on a separate line, after the line that waits."""
         self._print()
         print(text, file=self._stream, flush=True)
 
@@ -68,11 +85,11 @@ class Lines(Silent):
         self._line, self._shown = "", time.perf_counter()
 
 
-class Bar(Silent):
-    """A `rich` progress bar with loss and steps per second."""
+class Bar:
+    """A display by a `rich` progress bar, with loss and steps per second."""
 
     def __init__(self, start: int, stop: int, stream: TextIO):
-        # Imported here: it costs an import of the package too much.
+        # Imported here, since it would make the import of the package slower.
         from rich.console import Console  # noqa: PLC0415
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
@@ -91,12 +108,10 @@ class Bar(Silent):
             TimeRemainingColumn(),
             console=Console(file=stream),
             redirect_stdout=False,
-            # What is logged meanwhile goes above the bar.
+            # Log messages then appear above the bar instead of through it.
             redirect_stderr=stream is sys.stderr,
         )
-        self._task: Any = self._progress.add_task(
-            "fit", total=stop, completed=start, losses="compiling", rate=""
-        )
+        self._task = self._progress.add_task("fit", total=stop, completed=start, losses="compiling", rate="")
         self._progress.start()
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -104,17 +119,17 @@ class Bar(Silent):
         rate = self._rate.at(step)
         self._progress.update(self._task, completed=step, losses=_metrics(metrics), rate=rate)
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints the text above the bar."""
         self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leaves the bar as it is."""
         self._progress.stop()
 
 
-def make_progress(shown: bool, start: int, stop: int, stream: TextIO | None = None) -> Silent:
-    """The display for this stream: a bar on a terminal, lines elsewhere, nothing when not `shown`."""
+def make_progress(shown: bool, start: int, stop: int, stream: TextIO | None = None) -> Display:
+    """The display for this stream: a bar on a terminal, lines elsewhere, nothing if `shown` is false."""
     stream = stream or sys.stderr
     if not shown:
         return Silent()

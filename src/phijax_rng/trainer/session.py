@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
@@ -62,7 +63,7 @@ class Looks:
         record: Record,
         *,
         checkpoints: Checkpoints | None,
-        display: Any,
+        display: Display,
         log_every_n_steps: int,
         callbacks: tuple[AdaptedCallback, ...] = (),
         remembered: Mapping[str, Any] = types.MappingProxyType({}),
@@ -199,7 +200,7 @@ class Looks:
                     self.save()
                 self._checkpoints.wait()
                 if save:
-                    self._display.tell(f"step {self.step} is saved in {self._checkpoints.directory}")
+                    self._display.log(f"step {self.step} is saved in {self._checkpoints.directory}")
         except SaveError as error:
             error.state = self.state
             raise

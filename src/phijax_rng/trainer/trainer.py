@@ -395,7 +395,7 @@ class Trainer:
         )
         signals.standing = looks.standing
         if start.continues:
-            display.tell(f"going on from step {first}")
+            display.log(f"going on from step {first}")
         try:
             try:
                 with processes.watched():
