@@ -2,6 +2,7 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -355,3 +356,23 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     assert str(caught.value) == (
         f"{tmp_path} may not be written to. Name another place, or mend its permissions."
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.5"),
+        ("a", "'a'"),
+        (np.zeros((2, 3), np.float32), "float32[2, 3]"),
+        (np.float32(1), "float32[]"),
+        (jnp.ones(3), "float32[3]"),
+        (jax.random.key(0), "key<fry>[]"),
+        ((np.zeros(1), {"w": [None]}), "(float64[1], {'w': [None]})"),
+        ((1,), "(1,)"),
+        (int, "the class int"),
+        ({1}, "a set"),
+    ],
+    ids=lambda value: "",
+)
+def test_messages_describe_arrays_without_their_numbers(value, text):
+    assert validation.described(value) == text

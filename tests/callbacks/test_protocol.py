@@ -18,6 +18,7 @@ from phijax_rng import (
     Trainer,
     keys,
 )
+from phijax_rng._base import validation
 from phijax_rng.callbacks.progress import Silent
 from phijax_rng.errors import NonFiniteError, SaveError
 from tests import _problems
@@ -103,7 +104,8 @@ def test_what_is_no_sequence_of_callbacks_is_refused(callbacks):
     with pytest.raises(TypeError) as caught:
         Trainer(4, callbacks=callbacks)
     assert str(caught.value) == (
-        f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
+        f"callbacks must be a sequence of callbacks, got {validation.described(callbacks)}. "
+        "Pass a tuple of them."
     )
 
 
@@ -279,12 +281,12 @@ def test_names_that_look_numbered_lose_no_callback(tmp_path):
         ),
         (
             {"rows": [(1, 2)]},
-            "memory['rows'][0] must be plain data, got a tuple. "
+            "memory['rows'][0] must be plain data, got (1, 2). "
             "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
         ),
         (
             {1: 2},
-            "memory must be plain data, got a dict. "
+            "memory must be plain data, got {1: 2}. "
             "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
         ),
     ],
@@ -466,7 +468,7 @@ def test_a_bool_of_numpy_stops_and_other_answers_are_refused():
 
     odd.every_n_steps = 2
     message = (
-        "a callback must return True to stop, False or None to go on, got 1. "
+        "a callback must return True to stop, False or None to continue, got 1. "
         "Wrap a comparison of arrays in bool(...)."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}"):

@@ -476,7 +476,7 @@ def test_steps_behind_a_rewind_are_moved_and_can_be_saved_again(tmp_path):
 
 
 def test_what_is_no_state_is_not_saved(tmp_path):
-    message = "state must be a TrainState, got a dict. Use initialize_train_state."
+    message = "state must be a TrainState, got {'w': 1}. Use initialize_train_state."
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         Checkpoints(tmp_path / "run").save({"w": 1})
     assert not (tmp_path / "run").exists()

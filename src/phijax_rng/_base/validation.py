@@ -17,7 +17,7 @@ import operator
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -256,6 +256,36 @@ def instance(value: Any, name: str) -> Any:
 def shown(values: Iterable[Any]) -> str:
     """`values` as `'a', 'b'` for a message; 'nothing' for none."""
     return ", ".join(repr(value) for value in values) or "nothing"
+
+
+@runtime_checkable
+class _TypedArray(Protocol):
+    """An array of NumPy or JAX, or an abstract one."""
+
+    dtype: Any
+    shape: Any
+
+
+def described(value: object) -> str:
+    """`value` for a message: an array by dtype and shape, `float32[64, 2]`, and never by its numbers.
+
+    >>> described({"w": np.zeros((2, 3)), "b": [1, None]}), described(Path)
+    ("{'w': float64[2, 3], 'b': [1, None]}", 'the class Path')
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, _TypedArray):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    # Exact types: the repr of a subclass is its author's, and may show anything.
+    if type(value) is dict:
+        return "{" + ", ".join(f"{described(k)}: {described(v)}" for k, v in value.items()) + "}"
+    if type(value) in (list, tuple):
+        texts = [*map(described, value)]  # type: ignore[call-overload]
+        joined = ", ".join(texts) + ("," if type(value) is tuple and len(texts) == 1 else "")
+        return f"[{joined}]" if type(value) is list else f"({joined})"
+    return f"a {type(value).__name__}"
 
 
 def _power(stop: int) -> str:

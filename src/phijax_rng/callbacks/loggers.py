@@ -124,7 +124,10 @@ class WandbLogger:
     def __init__(self, run: _Run | None = None, *, every_n_steps: int = 100, **options: object):
         validation.instance(run, "run")
         if run is not None and not isinstance(run, _Run):
-            raise TypeError(f"run must offer log(numbers, step), got {run!r}. Pass what wandb.init returns.")
+            raise TypeError(
+                f"run must offer log(numbers, step), got {validation.described(run)}. "
+                "Pass what wandb.init returns."
+            )
         if run is not None and options:
             raise TypeError(
                 f"run is given, and so is {validation.shown(options)} for wandb.init. Pass one of them."

@@ -145,7 +145,8 @@ def adapt_callbacks(callbacks: Any) -> tuple[AdaptedCallback, ...]:
     unordered = isinstance(callbacks, (str, bytes, Mapping, set, frozenset))
     if unordered or not validation.is_iterable(callbacks):
         raise TypeError(
-            f"callbacks must be a sequence of callbacks, got {callbacks!r}. Pass a tuple of them."
+            f"callbacks must be a sequence of callbacks, got {validation.described(callbacks)}. "
+            "Pass a tuple of them."
         )
     adapted: dict[str, AdaptedCallback] = {}
     for index, callback in enumerate(callbacks):
@@ -171,7 +172,8 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
     validation.instance(callback, argument)
     if not isinstance(callback, Callback):
         raise TypeError(
-            f"{argument} must be callable and have every_n_steps, got {callback!r}. Add what is missing."
+            f"{argument} must be callable and have every_n_steps, got {validation.described(callback)}. "
+            "Add what is missing."
         )
     # A function is its own kind: two functions in one list need two names.
     kind = getattr(callback, "__qualname__", type(callback).__qualname__)
@@ -187,7 +189,7 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
     def text(member: str) -> str | None:
         found = getattr(callback, member, None)
         if found is not None and not isinstance(found, str):
-            raise TypeError(f"{argument}.{member} must be text, got {found!r}. Name it.")
+            raise TypeError(f"{argument}.{member} must be text, got {validation.described(found)}. Name it.")
         return found
 
     return AdaptedCallback(

@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from phijax_rng._base import validation
@@ -120,16 +119,9 @@ def _as_float(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a number, got {_described(value)}. Reduce it first.") from error
-
-
-def _described(value: object) -> str:
-    """A value for a message: of an array dtype and shape, never its numbers."""
-    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return f"{value.dtype}{list(value.shape)}"
-    return (
-        repr(value) if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
-    )
+        raise TypeError(
+            f"{name} must be a number, got {validation.described(value)}. Reduce it first."
+        ) from error
 
 
 def _raise(errors: list[Exception]) -> None:
@@ -153,7 +145,7 @@ def _require_plain(value: object, path: str) -> None:
             _require_plain(entry, f"{path}[{name!r}]")
         return
     raise TypeError(
-        f"{path} must be plain data, got {_described(value)}. "
+        f"{path} must be plain data, got {validation.described(value)}. "
         "Keep Python numbers, text, and lists and dicts (with names for keys) of them."
     )
 
@@ -161,7 +153,7 @@ def _require_plain(value: object, path: str) -> None:
 def _stops(answer: object) -> bool:
     if answer is not None and not isinstance(answer, (bool, np.bool_)):
         raise TypeError(
-            f"a callback must return True to stop, False or None to go on, got {_described(answer)}. "
-            "Wrap a comparison of arrays in bool(...)."
+            "a callback must return True to stop, False or None to continue, "
+            f"got {validation.described(answer)}. Wrap a comparison of arrays in bool(...)."
         )
     return bool(answer)

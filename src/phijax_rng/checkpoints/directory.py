@@ -209,7 +209,7 @@ class KeepBest:
             return None
         if not isinstance(value, (tuple, list)) or len(value) not in (2, 3) or not isinstance(value[0], str):
             raise TypeError(
-                f"keep_best must be (metric, k) or (metric, k, 'max'), got {value!r}. "
+                f"keep_best must be (metric, k) or (metric, k, 'max'), got {validation.described(value)}. "
                 "Pass, for example, ('total_loss', 3)."
             )
         metric, count, *rest = value

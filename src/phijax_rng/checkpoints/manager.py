@@ -169,7 +169,7 @@ class Checkpoints:
         """
         if not isinstance(state, TrainState):
             raise TypeError(
-                f"state must be a TrainState, got a {type(state).__name__}. Use initialize_train_state."
+                f"state must be a TrainState, got {validation.described(state)}. Use initialize_train_state."
             )
         step = int(state.step)
         self.wait()
@@ -445,7 +445,9 @@ def _minutes_or_none(value: float | None) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"every_minutes must be a number, got {value!r}. Pass minutes, or None.")
+        raise TypeError(
+            f"every_minutes must be a number, got {validation.described(value)}. Pass minutes, or None."
+        )
     if not value > 0:
         raise ValueError(f"every_minutes must be positive, got {value!r}. Pass minutes, or None.")
     return float(value)
