@@ -22,6 +22,7 @@ def executed(name: str, *, before: str | None = None) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "drawn_by"),
     [("heat", {"normal", "randint"}), ("burgers", None), ("dropout", {"normal", "randint", "bernoulli"})],

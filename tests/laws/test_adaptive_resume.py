@@ -26,6 +26,7 @@ from phijax_rng.training.balancing import ReLoBRaLoBalancer, UncertaintyBalancer
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._selection import mostly_full
 
 STOP = 16
 END = 12
@@ -39,6 +40,9 @@ BALANCERS = {
 }
 CUTS = [(kind, cut) for kind in ("gradnorm", "ntk") for cut in range(END + 1)]
 CUTS += [("relobralo", cut) for cut in (0, 1, 7)] + [("uncertainty", cut) for cut in (0, 1, 7)]
+# The ends, an update of the weights and the step behind it.
+EVERYDAY = [("gradnorm", cut) for cut in (0, 1, 3, 4, END)] + [("ntk", cut) for cut in (0, 5, 6)]
+EVERYDAY += [("relobralo", 7), ("uncertainty", 7)]
 OPTIMIZER = optax.adam(1e-2)
 MODULE, DATA = _balancing.make_module(), _balancing.make_data()
 
@@ -82,7 +86,7 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("kind", "cut"), CUTS)
+@pytest.mark.parametrize(("kind", "cut"), mostly_full(CUTS, everyday=EVERYDAY))
 def test_a_cut_at_every_step_leaves_one_run(whole, tmp_path, kind, cut):
     straight, folder = whole(kind)
     assert int(straight.state.step) == END
@@ -160,7 +164,7 @@ def test_another_schedule_needs_no_other_program_and_moves_no_bit_before_it_fire
     assert first_difference(late.state, saved.restore(straight.state, 8)) is not None
 
 
-@pytest.mark.parametrize("cut", [1, 5, 6])
+@pytest.mark.parametrize("cut", mostly_full([1, 5, 6], everyday=[5]))
 def test_the_best_steps_are_those_of_the_run_that_was_never_stopped(tmp_path, cut):
     best = {"every_n_steps": 2, "max_to_keep": 1, "keep_best": ("pde", 2)}
     kept = []
