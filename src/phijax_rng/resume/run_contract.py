@@ -19,8 +19,8 @@ from phijax_rng.devices import processes
 from phijax_rng.errors import RunChangedError
 from phijax_rng.resume import contract
 from phijax_rng.resume.plan import Restored, Start
+from phijax_rng.sampling.adapters import adapt_source
 from phijax_rng.state import TrainState
-from phijax_rng.training.ask import ask
 
 _log = logging.getLogger("phijax_rng")
 
@@ -54,7 +54,7 @@ class Record:
         self._parent = restored.step if start.own else None
         self._base = base
         self._on_change = on_change
-        self._source = source
+        self._source = adapt_source(source)
         self._saved = (restored.contract or {"keys": restored.streams}) if start.continues else {}
         self.may_save = not self._saved
         self._contents: dict[str, str] | None = None
@@ -137,7 +137,7 @@ class Record:
         A source may end where training does, and a save must not fail for it.
         """
         try:
-            batch = ask(self._source, int(state.step), processes.local(state.sampler_state))
+            batch = self._source(int(state.step), processes.local(state.sampler_state))
         except Exception as error:  # whatever a user's source raises
             _log.info(
                 "the source gave no batch for step %d, so the save has no canary: %r", state.step, error

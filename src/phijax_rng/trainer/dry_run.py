@@ -14,10 +14,10 @@ import jax
 from phijax_rng import keys
 from phijax_rng.auditing.audit import AuditReport, Session
 from phijax_rng.devices.placement import Placement, resolve
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.trainer.run_spec import prepared_source, refresh_of, require_batches, require_inside
+from phijax_rng.trainer.run_spec import refresh_of, require_batches, require_inside
 from phijax_rng.training.adaptive_refresh import with_sampler_state
-from phijax_rng.training.ask import ask
 from phijax_rng.training.balancing.validation import initial_state
 from phijax_rng.training.step import LossTrainStep
 
@@ -52,19 +52,20 @@ def rehearse(
         balancer_state = initial_state(balancer)
         model_state = module.init(streams.model)
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
-        source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
+        source = adapt_source(datamodule.train_batch_source(module.batch_keys, state.sampling_key))
         with session.asked("what samplers start from"):
             state = with_sampler_state(state, source)
-        source = _Asked(_admitted(source, module.batch_keys, home), session)
+        watched = _Asked(_admitted(source, module.batch_keys, home).source, session)
+        source = adapt_source(watched)
         # Diagnostics draw from what samplers start from, and draw that anew.
         with session.asked("what samplers start from"):
             refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
         update = LossTrainStep(module, optimizer, balancer, microbatches)
         for step in range(steps):
             _name_step(session, source, state, step)
-            source.step = step
+            watched.step = step
             state = state if refresh is None else refresh(state, source)
-            batches = ask(source, step, state.sampler_state)
+            batches = source(step, state.sampler_state)
             state, key = advance(state)
             state, _ = update(state, batches, key)
     return session.report(state)
@@ -91,21 +92,20 @@ class _Asked:
         return getattr(self._source, name)
 
 
-def _admitted(source: Any, batch_keys: tuple[str, ...], home: Any) -> Any:
+def _admitted(source: AdaptedSource, batch_keys: tuple[str, ...], home: Any) -> AdaptedSource:
     """The source by the door of `fit`: prepared, or refused with the same words."""
-    source = prepared_source(source, home)
+    source = source.prepare(home)
     require_inside(source)
-    require_batches(source, batch_keys)
+    require_batches(source.names, batch_keys)
     return source
 
 
-def _name_step(session: Session, source: Any, state: TrainState, step: int) -> None:
+def _name_step(session: Session, source: AdaptedSource, state: TrainState, step: int) -> None:
     """Names the keys of a step before they are used."""
     with session.observer.blinded():
         session.name(f"root.sampling.step[{step}]", keys.step_key(state.sampling_key, step))
-        if callable(getattr(source, "sampler_keys", None)):
-            for name, key in source.sampler_keys(step).items():
-                session.name(f"root.sampling.step[{step}].{name}", key)
+        for name, key in source.sampler_keys(step).items():
+            session.name(f"root.sampling.step[{step}].{name}", key)
         following, key = advance(state)
         session.name(f"root.runtime.step[{step}]", key)
         session.name(f"root.runtime[{step + 1}]", following.rng_key)

@@ -1,7 +1,7 @@
 """The parts of one run, put together by the trainer, and what they promise."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng import keys
@@ -9,15 +9,9 @@ from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
 from phijax_rng.resume import contract, environment, plan
-from phijax_rng.sampling.iterables import IterableSource
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState
-from phijax_rng.training.adaptive_refresh import (
-    adaptive_refresh,
-    adaptive_samplers,
-    chained,
-    with_sampler_state,
-)
-from phijax_rng.training.ask import HostSource
+from phijax_rng.training.adaptive_refresh import adaptive_refresh, chained, with_sampler_state
 from phijax_rng.training.balancing.schedule import make_refresh
 from phijax_rng.training.step import TrainStep
 
@@ -30,15 +24,15 @@ class Run:
     train_step: TrainStep
     streams: TrainState
     state: TrainState
-    source: Any
+    source: AdaptedSource
     balancer: Any
     training: Mapping[str, Any]
     root: Any
     placement: Placement
 
     def prepared(self) -> "Run":
-        """With the source as it wants to be asked; the loop puts its own copy on every other device."""
-        return dataclasses.replace(self, source=prepared_source(self.source, self.placement.home))
+        """With the source prepared for the first device; the loop puts its own copy on every other one."""
+        return dataclasses.replace(self, source=self.source.prepare(self.placement.home))
 
     def refresh(self) -> Any:
         """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
@@ -63,21 +57,7 @@ class Run:
         )
 
 
-def prepared_source(source: Any, home: Any) -> Any:
-    """A source as it wants to be asked: an iterable step by step, and rows on the device `home`.
-
-    Raises:
-        TypeError: it can neither be asked nor iterated over.
-    """
-    if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
-        source = IterableSource(source)
-    validation.function(source, "source")
-    if callable(getattr(source, "prepare", None)):
-        source = source.prepare(home)
-    return source if getattr(source, "traceable", False) else HostSource(source)
-
-
-def refresh_of(module: Any, balancer: Any, source: Any, state: TrainState) -> Any:
+def refresh_of(module: Any, balancer: Any, source: AdaptedSource, state: TrainState) -> Any:
     """`(state, source) -> state` before each batch: the samplers, then the balancer; or `None`."""
     batch_keys = getattr(module, "batch_keys", ())
     # Diagnostic batches are the same wherever a run starts, so they come from the first states.
@@ -122,17 +102,19 @@ def restored_with_source(
     module: Any,
     datamodule: Any,
     source: Any = None,
-) -> tuple[plan.Restored, Any]:
+) -> tuple[plan.Restored, AdaptedSource]:
     """The state to start from, and the source that draws from its sampling key."""
     batch_keys = getattr(module, "batch_keys", ())
     if datamodule is not None:
         source = datamodule.train_batch_source(batch_keys, processes.local(fresh.sampling_key))
+    adapted = adapt_source(source)
     # What adaptive samplers keep is part of what a checkpoint must fit.
-    fresh = place.ready(with_sampler_state(fresh, source))
+    fresh = place.ready(with_sampler_state(fresh, adapted))
     restored = _on_own_streams(start.restore(fresh), fresh, on_change)
     if datamodule is not None and _streams(restored.state) != _streams(fresh):
-        source = datamodule.train_batch_source(batch_keys, processes.local(restored.state.sampling_key))
-    return restored, source
+        again = datamodule.train_batch_source(batch_keys, processes.local(restored.state.sampling_key))
+        adapted = adapt_source(again)
+    return restored, adapted
 
 
 def _on_own_streams(restored: plan.Restored, fresh: TrainState, on_change: str) -> plan.Restored:
@@ -149,9 +131,9 @@ def _streams(state: TrainState) -> tuple[str, str]:
     return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
 
 
-def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
+def require_batches(source_names: tuple[str, ...] | None, batch_keys: tuple[str, ...]) -> None:
     """Raises unless the source has every batch that the module reads."""
-    names = getattr(source, "names", None) or batch_keys
+    names = source_names or batch_keys
     missing = [name for name in batch_keys if name not in names]
     if missing:
         raise ValueError(
@@ -161,11 +143,11 @@ def require_batches(source: Any, batch_keys: tuple[str, ...]) -> None:
         )
 
 
-def require_inside(source: Any) -> None:
+def require_inside(source: AdaptedSource) -> None:
     """Raises if a sampler follows residuals and is asked on the host, ahead of them."""
-    inside = source if getattr(source, "traceable", False) else source.halves()[1]
-    drawn = adaptive_samplers(inside)
-    for name in adaptive_samplers(source):
+    _, inside = source.host_and_device_parts()
+    drawn = {} if inside is None else inside.adaptive_samplers
+    for name in source.adaptive_samplers:
         if name not in drawn:
             raise ValueError(
                 f"samplers[{name!r}] follows residuals, and its source is asked on the host, ahead of the "

@@ -424,7 +424,7 @@ class Trainer:
         check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
         feed = make_feed(run.source, looks.step, self.max_steps, run.placement)
         try:
-            require_batches(feed.source, getattr(run.module, "batch_keys", ()))
+            require_batches(feed.source.names, getattr(run.module, "batch_keys", ()))
             loop = TrainLoop(
                 run.train_step,
                 run.state,
