@@ -9,8 +9,7 @@ import pytest
 
 from tests import _devices, _pair
 from tests._bitwise import assert_trees_bitwise_equal
-
-pytestmark = pytest.mark.full
+from tests._subprocess import in_eight
 
 
 def on_one_and_on_eight():
@@ -33,7 +32,7 @@ def on_one_and_on_eight():
 
 
 @pytest.fixture(scope="module")
-def found(in_eight):
+def found():
     return json.loads(in_eight(on_one_and_on_eight))
 
 

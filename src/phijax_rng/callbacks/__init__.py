@@ -1,4 +1,4 @@
-"""Functions that a run calls at chosen steps: evaluation, early stopping, and logs."""
+"""What is called while a run goes on."""
 
 from phijax_rng._base.exports import publish
 from phijax_rng.callbacks.csv_history import CSVHistory

@@ -36,10 +36,10 @@ class CallbackRunner:
         self.had_stopped = any(bool(c.is_over(self._memories[c.name])) for c in callbacks)
 
     def require_followed(self, names: tuple[str, ...]) -> None:
-        """Raises if a callback follows a number that nothing records and no callback before it may report.
+        """Raises if a callback follows a number that is not recorded, and that none before it may report.
 
         Args:
-            names: the numbers that the train step records.
+            names: what the train step records.
         """
         for index, callback in enumerate(self._callbacks):
             wanted = callback.follows
@@ -50,8 +50,8 @@ class CallbackRunner:
             ):
                 continue
             raise ValueError(
-                f"{callback.kind} follows {wanted!r}, and the run records {validation.shown(names)}. "
-                "Follow one of them, or put the callback that reports it first."
+                f"{callback.kind} follows {wanted!r}, and there is {validation.shown(names)}. "
+                "Follow one of them, or put the callback that reports it before."
             )
 
     def may_report(self, name: str) -> bool:
@@ -59,21 +59,20 @@ class CallbackRunner:
         return any(callback.may_report(name) for callback in self._callbacks)
 
     def next_step(self, step: int) -> int | None:
-        """The next step after `step` at which a callback is called."""
+        """The next step after `step` at which one of them is called."""
         following = ((step // c.every_n_steps + 1) * c.every_n_steps for c in self._callbacks)
         return min(following, default=None)
 
     def call(self, event: Event) -> bool:
-        """Calls the callbacks that are due at this step, and returns whether one of them stops the run.
+        """Calls those whose step it is; whether one of them stops the run.
 
-        An error of one callback does not skip the others. After the last one, a single error is raised as it
-        is, and several are raised as an `ExceptionGroup`.
+        Every one is called. Then the error of one is raised as it is, and those of several as a group.
         """
         stop, errors = False, []
         for callback in self._callbacks:
             if event.step % callback.every_n_steps:
                 continue
-            # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
+            # A copy, so that a callback that fails half-way leaves the memory of its last good call.
             memory = copy.deepcopy(self._memories[callback.name])
             try:
                 stop = _stops(callback.callback(dataclasses.replace(event, memory=memory))) or stop
@@ -87,7 +86,7 @@ class CallbackRunner:
         return stop
 
     def finish(self, event: Event) -> None:
-        """Calls `finish` of each callback; errors as in `call`. Changes of memory are not saved any more."""
+        """Calls the `finish` of each; errors as in `call`. What they remember now is not saved."""
         errors = []
         for callback in self._callbacks:
             memory = copy.deepcopy(self._memories[callback.name])
@@ -101,7 +100,7 @@ class CallbackRunner:
         _raise(errors)
 
     def memories(self) -> dict[str, Memory]:
-        """The memory of each callback by name, without empty ones, as JSON can store it."""
+        """What each remembers, by name, as JSON holds it."""
         return {name: copy.deepcopy(memory) for name, memory in self._memories.items() if memory}
 
 
@@ -111,7 +110,7 @@ def checked_report(numbers: Mapping[str, Any], taken: Mapping[str, float]) -> di
     for name in numbers:
         if name in taken or name == "step":
             raise ValueError(
-                f"report has {name!r}, which is already recorded at this step. Use another name."
+                f"report has {name!r}, and there is one already at this step. Give it a name of its own."
             )
     return {name: _as_float(value, f"report[{name!r}]") for name, value in numbers.items()}
 
@@ -133,7 +132,7 @@ def _raise(errors: list[Exception]) -> None:
 
 
 def _require_plain(value: object, path: str) -> None:
-    """Raises unless JSON gives the value back with the same types."""
+    """Raises unless the value comes back equal from JSON."""
     # Exact types: a subclass (np.float64 is a float) would come back as another type.
     if value is None or type(value) in (bool, int, float, str):
         return
@@ -147,7 +146,7 @@ def _require_plain(value: object, path: str) -> None:
         return
     raise TypeError(
         f"{path} must be plain data, got {validation.described(value)}. "
-        "Keep Python numbers, strings, and lists and dicts (with str keys) of them."
+        "Keep Python numbers, text, and lists and dicts (with names for keys) of them."
     )
 
 

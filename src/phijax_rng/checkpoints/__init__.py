@@ -1,4 +1,4 @@
-"""Complete train states on disk. The only wing that imports Orbax."""
+"""Whole train states on disk. The only wing that imports Orbax."""
 
 from phijax_rng._base.exports import publish
 from phijax_rng.checkpoints.manager import Checkpoints

@@ -3,19 +3,20 @@
 from phijax_rng._base.exports import publish
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
-from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler
+from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler, HostSampler
 from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.sampling.pools import HostPool
-from phijax_rng.sampling.protocols import (
+from phijax_rng.sampling.rows import (
     AdaptiveSampler,
-    HostSampler,
+    RandomRowSampler,
     Sampler,
+    ShuffledRowSampler,
     StepSampler,
-    TrainingBatchSource,
+    WeightedRowSampler,
+    weighted_rows,
 )
-from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, weighted_rows
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
-from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule
+from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
 
 __all__ = [
     "AdaptiveSampler",
