@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests._subprocess import start_python
+from tests._subprocess import serve_calls, start_python
 
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 HEARTBEAT_SECONDS = 10
@@ -27,7 +27,9 @@ HEARTBEAT_SECONDS = 10
 
 
 @contextlib.contextmanager
-def start_pair(function: Any, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+def start_pair(
+    function: Any, *arguments: object, stdin: int = subprocess.DEVNULL
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Both processes, running; see `start_python`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -35,7 +37,9 @@ def start_pair(function: Any, *arguments: object) -> Iterator[list[subprocess.Po
     with contextlib.ExitStack() as children:
         yield [
             children.enter_context(
-                start_python(Path(__file__), index, port, function.__name__, *arguments, env=FOUR_DEVICES)
+                start_python(
+                    Path(__file__), index, port, function.__name__, *arguments, env=FOUR_DEVICES, stdin=stdin
+                )
             )
             for index in range(2)
         ]
@@ -47,6 +51,11 @@ def run_pair(function: Any, *arguments: object, timeout: float = 300) -> list[st
         outputs = [ended(child, timeout) for child in pair]
     assert [child.returncode for child in pair] == [0, 0], "\n---\n".join(outputs)
     return outputs
+
+
+def pair_of_servers(stack: contextlib.ExitStack) -> list[subprocess.Popen[str]]:
+    """Both processes, to run one function after the other; see `Servers`."""
+    return stack.enter_context(start_pair(serve_calls, stdin=subprocess.PIPE))
 
 
 def ended(child: subprocess.Popen[str], timeout: float = 300) -> str:

@@ -7,12 +7,15 @@ what XLA compiled.
 """
 
 import contextlib
+import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +28,8 @@ COMPILATION_CACHE = "TESTED_COMPILATION_CACHE"
 """Variable with the folder in which the processes of a session share what XLA compiled; set in conftest."""
 
 SECONDS_WORTH_STORING = 0.05  # what one entry costs to write and to read; JAX's own bound is a second
+
+_END = "=== the call has"
 
 _FOREIGN = ("JAX_", "XLA_", "TF_", "PHIJAX_RNG_", "PYTHON")
 
@@ -64,13 +69,85 @@ def run_python(
     return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
 
-def in_eight(function: Callable[[], None]) -> str:
-    """Runs a function of a test module in a process with eight devices; returns what it printed."""
-    # pytest may shorten the name of a module that it imported by its path.
-    path = Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("")
-    module = ".".join(path.parts)
-    code = f"from {module} import {function.__name__} as run; run()"
-    return run_python(code, env=EIGHT_DEVICES).stdout
+def serve_calls() -> None:
+    """Runs, in a child, the functions that its caller names on standard input, until that is closed."""
+    for line in sys.stdin:
+        module, name, arguments = json.loads(line)
+        ended = "ended"
+        try:
+            getattr(importlib.import_module(module), name)(*arguments)
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+            ended = "failed"
+        print(f"\n{_END} {ended}", flush=True)
+
+
+class Servers:
+    """Children that run `serve_calls`: each call runs one function of a test module in all of them.
+
+    Python, JAX and the package are imported once, and what one scenario compiled serves the next. A child
+    that dies is replaced at the next call, so one scenario that crashes fails alone.
+    """
+
+    def __init__(self, start: Callable[[contextlib.ExitStack], list[subprocess.Popen[str]]]):
+        self._start = start
+        self._stack = contextlib.ExitStack()
+        self._children: list[subprocess.Popen[str]] = []
+
+    def __call__(self, function: Callable[..., None], *arguments: object, timeout: float = 300) -> list[str]:
+        """What the function printed in each child.
+
+        Raises:
+            AssertionError: it raised, its process died, or the time ran out; names the function.
+        """
+        __tracebackhide__ = True
+        if not self._children:
+            self._children = self._start(self._stack)
+        # pytest may shorten the name of a module that it imported by its path.
+        path = Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("")
+        request = [".".join(path.parts), function.__name__, [_plain(argument) for argument in arguments]]
+        for child in self._children:
+            assert child.stdin is not None
+            print(json.dumps(request), file=child.stdin, flush=True)
+        answers = [_answer(child, timeout) for child in self._children]
+        if any(end != "ended" for _, end in answers):
+            self.close()
+            ends = "\n".join(f"--- {end} in process {i}\n{text}" for i, (text, end) in enumerate(answers))
+            raise AssertionError(f"{function.__name__}{(*arguments,)}\n{ends}")
+        return [text for text, _ in answers]
+
+    def close(self) -> None:
+        """Kills the children."""
+        self._children = []
+        self._stack.close()
+
+
+def eight_devices(stack: contextlib.ExitStack) -> list[subprocess.Popen[str]]:
+    """A server with eight devices."""
+    code = "from tests._subprocess import serve_calls; serve_calls()"
+    # What XLA notes there would come between the lines that a test compares.
+    notes = subprocess.DEVNULL
+    return [stack.enter_context(start_python(code, env=EIGHT_DEVICES, stdin=subprocess.PIPE, stderr=notes))]
+
+
+def _plain(argument: object) -> object:
+    return str(argument) if isinstance(argument, Path) else argument
+
+
+def _answer(child: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """What a server printed up to the end of a call, and how that ended."""
+    assert child.stdout is not None
+    watch = threading.Timer(timeout, _kill, [child])
+    watch.start()
+    lines: list[str] = []
+    try:
+        for line in child.stdout:
+            if line.startswith(_END):
+                return "".join(lines).removesuffix("\n"), line.split()[-1]
+            lines.append(line)
+    finally:
+        watch.cancel()
+    return "".join(lines), f"died with {child.wait()}"
 
 
 @contextlib.contextmanager
@@ -80,6 +157,7 @@ def start_python(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     stderr: int = subprocess.STDOUT,
+    stdin: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[str]]:
     """A running child, to signal or kill; it and its children are killed when the block ends.
 
@@ -97,7 +175,7 @@ def start_python(
         [sys.executable, "-u", "-X", "faulthandler", *source, *map(str, args)],
         env=child_environment(env),
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,

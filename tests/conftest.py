@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # JAX reads these once, at import.
@@ -19,7 +19,7 @@ import jaxtyping
 import pytest
 
 import tests._typechecks  # noqa: F401 - the hook knows it by name only
-from tests._subprocess import COMPILATION_CACHE, SECONDS_WORTH_STORING
+from tests._subprocess import COMPILATION_CACHE, SECONDS_WORTH_STORING, Servers, eight_devices
 
 # The hook sees only what is imported after it.
 assert "phijax_rng" not in sys.modules, "phijax_rng was imported before its annotations are checked"
@@ -67,6 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if campaigns in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def in_eight() -> Iterator[Callable[..., str]]:
+    """Runs a function of a test module in a process with eight devices; what it printed."""
+    with contextlib.closing(Servers(eight_devices)) as servers:
+        yield lambda function, *arguments: servers(function, *arguments)[0]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -264,9 +264,8 @@ def test_no_change_passes_unnoticed(tmp_path, saved, current, setting, level):
             resumed.fit(tmp_path, 6, resume=True)
         assert str(refused.value).startswith("resuming at step 4 changes the run:\n")
         assert Checkpoints(tmp_path).steps == (4,), "a refused resume must leave the directory as it was"
-    with pytest.warns(UserWarning, match=re.escape(f"    {setting}: ")) as found:
+    with pytest.warns(UserWarning, match=re.escape(f"    {setting}: ")):
         resumed.fit(tmp_path, 6, resume=True, on_change="warn")
-    assert {warning.filename for warning in found} == {__file__}, "the line that called fit"
     (change,) = Checkpoints(tmp_path).contract(6)["run"]["changes"]
     assert (change["step"], change["survives"]) == (4, level)
     assert setting in {entry["setting"] for entry in change["settings"]}

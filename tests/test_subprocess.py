@@ -1,12 +1,14 @@
 """The children that other tests start: what they see, and that no failure of theirs goes unseen."""
 
+import contextlib
+import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests._subprocess import EIGHT_DEVICES, run_python, start_python, wait_for_line
+from tests._subprocess import EIGHT_DEVICES, Servers, eight_devices, run_python, start_python, wait_for_line
 
 
 def test_a_child_runs_on_the_forced_devices_whatever_the_caller_has_set(
@@ -91,3 +93,33 @@ def test_waiting_for_a_line_that_never_comes_shows_what_came() -> None:
         ),
     ):
         wait_for_line(child, "three")
+
+
+def shown(word: str) -> None:
+    print(word, end="")
+
+
+def failing() -> None:
+    print("so far")
+    raise ValueError("so bad")
+
+
+def dying() -> None:
+    print("so far")
+    os._exit(7)
+
+
+def test_a_server_runs_one_function_after_the_other_and_outlives_those_that_fail() -> None:
+    with contextlib.closing(Servers(eight_devices)) as servers:
+        assert servers(shown, "one") == ["one"]
+        with pytest.raises(AssertionError, match=r"(?s)failing\(\).*failed in process 0\nso far\n.*so bad"):
+            servers(failing)
+        with pytest.raises(AssertionError, match=r"dying\(\)\n--- died with 7 in process 0\nso far\n"):
+            servers(dying)
+        with pytest.raises(AssertionError, match=r"waiting\(\)\n--- died with -9 in process 0\n"):
+            servers(waiting, timeout=1)
+        assert servers(shown, "two\n") == ["two\n"]
+
+
+def waiting() -> None:
+    signal.pause()

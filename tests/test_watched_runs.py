@@ -9,7 +9,8 @@ import pytest
 
 from tests import _devices, _pair
 from tests._bitwise import assert_trees_bitwise_equal
-from tests._subprocess import in_eight
+
+pytestmark = pytest.mark.full
 
 
 def on_one_and_on_eight():
@@ -32,7 +33,7 @@ def on_one_and_on_eight():
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(in_eight):
     return json.loads(in_eight(on_one_and_on_eight))
 
 

@@ -1,34 +1,34 @@
-"""The errors of this package that a caller may want to catch apart from others.
+"""Errors that a caller may want to catch separately.
 
-Each one is also the built-in error it refines, so `except ValueError` keeps working.
-Everything else is raised as a plain `TypeError`, `ValueError` or `FileNotFoundError`.
+Each one is a subclass of a built-in error, so `except ValueError` keeps working. All other errors are a plain
+`TypeError`, `ValueError` or `FileNotFoundError`.
 """
 
 from typing import Any, Protocol
 
 
 class CheckpointMismatchError(ValueError):
-    """A checkpoint does not fit the run that wants to restore it (paths, shapes, dtypes, keys)."""
+    """A checkpoint does not fit the run that restores it (paths, shapes, dtypes, keys)."""
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint's own records disagree with what is on disk."""
+    """The files of a checkpoint are missing, unreadable, or do not match their digests."""
 
 
 class RunChangedError(ValueError):
-    """A resumed run would not draw what the saved run would have drawn."""
+    """A resumed run would draw other numbers than the saved run would have drawn."""
 
 
 class RunExistsError(ValueError):
-    """A fresh run was asked for in a directory that already holds one."""
+    """A fresh run was started in a directory that already contains a run."""
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written; what training reached is not lost.
+    """A checkpoint could not be written; the state that training reached is not lost.
 
     Attributes:
         step: the step that is not on disk.
-        state: the last `TrainState`, when the error comes out of a trainer; else `None`.
+        state: the last `TrainState` if a trainer raised the error; else `None`.
     """
 
     def __init__(self, message: str, *, step: int | None):
@@ -42,11 +42,11 @@ class DirectoryInUseError(RuntimeError):
 
 
 class ImpureSourceError(ValueError):
-    """A source answered one step in two ways."""
+    """A batch source returned different batches for the same step."""
 
 
 class ProcessLostError(RuntimeError):
-    """A run of several processes cannot go on, most likely because one of the others has ended."""
+    """A run of several processes cannot continue, most likely because another process has ended."""
 
 
 class _Updates(Protocol):

@@ -153,7 +153,7 @@ def test_a_file_of_another_kind_is_refused_and_kept(tmp_path):
     with pytest.raises(FileExistsError) as caught:
         fit_untraced(path)
     assert str(caught.value) == (
-        f"{path} holds something else than a history, which would be lost. Name another file."
+        f"{path} is not a history, and writing one would delete its content. Name another file."
     )
     assert caught.value.__notes__ == [f"raised by the callback 'CSVHistory/{path}' before the first update"]
     assert path.read_text() == "my,own\n1,2\n"
@@ -172,7 +172,7 @@ def test_a_path_that_cannot_be_written_is_named_before_the_first_update(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(IsADirectoryError) as caught:
         fit_untraced(tmp_path)
-    assert str(caught.value) == f"{tmp_path} is a directory, and the history is a file. Name one in it."
+    assert str(caught.value) == f"{tmp_path} is a directory. Name a file in it."
     with pytest.raises(NotADirectoryError) as caught:
         fit_untraced(tmp_path / "file" / "history.csv")
     assert str(caught.value) == (

@@ -78,8 +78,8 @@ def test_a_stop_that_came_of_nan_is_told(caplog):
     assert looks(EarlyStopping("loss", patience=2), [NAN, NAN]) == 2
     assert looks(EarlyStopping("loss", patience=2), [NAN, 1, 2, 2]) == 4  # control: nothing to tell
     assert caplog.messages == [
-        "EarlyStopping asks to stop at step 4: 'loss' was NaN at 2 of the last 3 looks",
-        "EarlyStopping asks to stop at step 2: 'loss' was NaN at 2 of the last 2 looks",
+        "EarlyStopping stops the run at step 4: 'loss' was NaN in 2 of the last 3 calls",
+        "EarlyStopping stops the run at step 2: 'loss' was NaN in 2 of the last 2 calls",
     ]
 
 
@@ -97,8 +97,8 @@ def test_a_number_that_nothing_gives_is_refused_before_the_first_update(tmp_path
     with pytest.raises(ValueError) as caught:
         Trainer(8, callbacks=callbacks, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)
     assert str(caught.value) == (
-        "EarlyStopping follows 'error', and there is 'total_loss', 'pde', 'initial', 'boundary'. "
-        "Follow one of them, or put the callback that reports it before."
+        "EarlyStopping follows 'error', and the run records 'total_loss', 'pde', 'initial', 'boundary'. "
+        "Follow one of them, or put the callback that reports it first."
     )
 
 
@@ -113,7 +113,7 @@ def test_a_best_step_by_a_number_that_nothing_gives_is_refused_before_the_first_
     with pytest.raises(ValueError) as caught:
         Trainer(8, checkpoints=saves, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)
     assert str(caught.value) == (
-        "keep_best compares 'error', and there is 'total_loss', 'pde', 'initial', 'boundary'. "
+        "keep_best compares 'error', and the run records 'total_loss', 'pde', 'initial', 'boundary'. "
         "Name one of them, or add the callback that reports it."
     )
     assert saves.steps == ()
@@ -124,7 +124,7 @@ def test_a_number_that_is_not_there_is_named():
         look(EarlyStopping("error"), {}, 5, loss=1.0)
     assert str(caught.value) == (
         "EarlyStopping follows 'error', and step 5 has 'loss'. Follow one of them, or put the callback that "
-        "reports it before, at the same steps."
+        "reports it first, with the same every_n_steps."
     )
 
 

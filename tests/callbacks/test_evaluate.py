@@ -78,7 +78,7 @@ def test_the_best_step_may_be_chosen_by_an_evaluation(tmp_path):
         (
             lambda model_state: 3.0,
             TypeError,
-            "what 'evaluation' returns must be a mapping, got 3.0. Pass a dict keyed by name.",
+            "the result of 'evaluation' must be a mapping, got 3.0. Pass a dict keyed by name.",
         ),
         (
             lambda model_state: {"error": np.zeros(2)},

@@ -61,4 +61,4 @@ def test_a_table_reads_back_to_the_same_bits():
 def test_rows_are_added_in_order():
     with pytest.raises(ValueError) as caught:
         make().add(19, {"loss": 1.0})
-    assert str(caught.value) == "step must not lie before the last row, 20, got 19. Add rows in order."
+    assert str(caught.value) == "step must not be before the last row, 20, got 19. Add rows in order."

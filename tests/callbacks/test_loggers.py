@@ -165,14 +165,17 @@ def test_a_directory_that_cannot_be_made_is_named_before_the_first_update(tmp_pa
             lambda: TensorBoardLogger(3),
             "directory must be a path, got 3. Name where the event files go.",
         ),
-        (lambda: WandbLogger(3), "run must offer log(numbers, step), got 3. Pass what wandb.init returns."),
+        (
+            lambda: WandbLogger(3),
+            "run must have a method log(data, step), got 3. Pass what wandb.init returns.",
+        ),
         (
             lambda: WandbLogger(FakeRun),
             "run must be an object, got the class FakeRun. Call it: FakeRun(...).",
         ),
         (
             lambda: WandbLogger(FakeRun(), project="x"),
-            "run is given, and so is 'project' for wandb.init. Pass one of them.",
+            "run excludes options of wandb.init, got 'project' too. Pass one of the two.",
         ),
     ],
 )

@@ -145,8 +145,8 @@ no_event.every_n_steps = 2
             TypeError,
             "callbacks[0].check must take (memory), got (). Mend its parameters.",
         ),
-        (Wrong(name=3), TypeError, "callbacks[0].name must be text, got 3. Name it."),
-        (Wrong(follows=3), TypeError, "callbacks[0].follows must be text, got 3. Name it."),
+        (Wrong(name=3), TypeError, "callbacks[0].name must be a str, got 3. Pass a name."),
+        (Wrong(follows=3), TypeError, "callbacks[0].follows must be a str, got 3. Pass a name."),
         (3, TypeError, "callbacks[0] must be callable and have every_n_steps, got 3. Add what is missing."),
         (
             Note(0),
@@ -277,17 +277,17 @@ def test_names_that_look_numbered_lose_no_callback(tmp_path):
         (
             {"best": np.float32(1)},
             "memory['best'] must be plain data, got float32[]. "
-            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+            "Keep Python numbers, strings, and lists and dicts (with str keys) of them.",
         ),
         (
             {"rows": [(1, 2)]},
             "memory['rows'][0] must be plain data, got (1, 2). "
-            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+            "Keep Python numbers, strings, and lists and dicts (with str keys) of them.",
         ),
         (
             {1: 2},
             "memory must be plain data, got {1: 2}. "
-            "Keep Python numbers, text, and lists and dicts (with names for keys) of them.",
+            "Keep Python numbers, strings, and lists and dicts (with str keys) of them.",
         ),
     ],
     ids=["NumPy", "tuple", "number as a key"],
@@ -328,7 +328,7 @@ def test_a_name_that_is_taken_cannot_be_reported(name):
     with pytest.raises(ValueError) as caught:
         fit(1, tell)
     assert str(caught.value) == (
-        f"report has {name!r}, and there is one already at this step. Give it a name of its own."
+        f"report has {name!r}, which is already recorded at this step. Use another name."
     )
 
 

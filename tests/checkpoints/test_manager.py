@@ -369,8 +369,8 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"directory": 5}, TypeError, "directory must be a path, got 5. Pass where the run is kept."),
-        ({"directory": ""}, TypeError, "directory must be a path, got ''. Pass where the run is kept."),
+        ({"directory": 5}, TypeError, "directory must be a path, got 5. Pass the directory of the run."),
+        ({"directory": ""}, TypeError, "directory must be a path, got ''. Pass the directory of the run."),
         (
             {"every_n_steps": 0},
             ValueError,

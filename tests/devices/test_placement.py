@@ -11,7 +11,7 @@ from phijax_rng import Trainer, TrainLoop
 from phijax_rng.devices.placement import on_device, require_devices, resolve
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
-from tests._subprocess import in_eight
+from tests._selection import mostly_full
 
 WITHIN_4_ULP = ("normal",)
 COUNTS = (1, 2, 4, 8)
@@ -20,13 +20,13 @@ COUNTS = (1, 2, 4, 8)
 # Batches
 
 
-def batches_on_every_count():
-    """Fifty steps on 1, 2, 4 and 8 devices; the batch of each as its compiled loop drew it."""
+def batches_on(*counts):
+    """Fifty steps on one device and on some; the batch of each as its compiled loop drew it."""
     from tests import _devices
 
     source = _devices.source()
     expected, _ = _devices.batches_in_the_loop(resolve(1), source)
-    for count in COUNTS[1:]:
+    for count in counts:
         placed = resolve(count, shardings=_devices.rows_split)
         seen, loop = _devices.batches_in_the_loop(placed, source)
         assert len(seen) == len(expected) == 50
@@ -45,8 +45,9 @@ def batches_on_every_count():
         print(count, "devices: equal")
 
 
-def test_fifty_batches_are_those_of_one_device_and_no_device_gathers_them():
-    assert in_eight(batches_on_every_count) == "2 devices: equal\n4 devices: equal\n8 devices: equal\n"
+@pytest.mark.parametrize("counts", mostly_full([[8], [2, 4]], everyday=[[8]]))
+def test_fifty_batches_are_those_of_one_device_and_no_device_gathers_them(in_eight, counts):
+    assert in_eight(batches_on, *counts) == "".join(f"{count} devices: equal\n" for count in counts)
 
 
 def memory_on_every_count():
@@ -69,7 +70,7 @@ def memory_on_every_count():
         print(count, loop._executable.memory_analysis().temp_size_in_bytes)
 
 
-def test_memory_for_the_batch_falls_with_the_devices():
+def test_memory_for_the_batch_falls_with_the_devices(in_eight):
     used = dict(map(int, line.split()) for line in in_eight(memory_on_every_count).splitlines())
     batch = 2**18 * 4 * 4
     assert used[1] >= batch
@@ -94,15 +95,15 @@ def fed_from_the_host():
     print("equal")
 
 
-def test_rows_from_the_host_are_those_of_one_device():
+def test_rows_from_the_host_are_those_of_one_device(in_eight):
     assert in_eight(fed_from_the_host) == "equal\n"
 
 
 # Training
 
 
-def runs_and_resumes():
-    """Every cell of the matrix of device counts at the save and at the resume, as a table."""
+def runs_and_resumes(*counts):
+    """Every cell of a matrix of device counts at the save and at the resume, as a table."""
     import shutil
     import tempfile
     from pathlib import Path
@@ -112,12 +113,12 @@ def runs_and_resumes():
 
     folder = Path(tempfile.mkdtemp())
     whole = {}
-    for count in COUNTS:
+    for count in counts:
         whole[count] = _devices.fit(12, devices=count)[0].state
         _devices.fit(5, devices=count, directory=folder / str(count))
     print("saved on | resumed on | survives | farthest from one device")
-    for before in COUNTS:
-        for after in COUNTS:
+    for before in counts:
+        for after in counts:
             own = shutil.copytree(folder / str(before), folder / f"{before}-{after}")
             result, told = _devices.fit(12, devices=after, directory=own)
             changes = Checkpoints(own).contract()["run"]["changes"]
@@ -138,11 +139,12 @@ def runs_and_resumes():
     assert _devices.farthest(other, whole[1]) > 1e-2, "the control"
 
 
-def test_a_run_saved_on_some_devices_goes_on_on_others():
-    table = in_eight(runs_and_resumes)
+@pytest.mark.parametrize("counts", mostly_full([[1, 8], [*COUNTS]], everyday=[[1, 8]]))
+def test_a_run_saved_on_some_devices_goes_on_on_others(in_eight, counts):
+    table = in_eight(runs_and_resumes, *counts)
     print(table)
-    assert len(table.splitlines()) == 1 + len(COUNTS) ** 2
-    assert table.count("exact") == len(COUNTS)
+    assert len(table.splitlines()) == 1 + len(counts) ** 2
+    assert table.count("exact") == len(counts)
 
 
 def split_states():
@@ -183,12 +185,12 @@ def split_states():
     print("held")
 
 
-def test_a_state_may_be_split_over_the_devices():
+def test_a_state_may_be_split_over_the_devices(in_eight):
     assert in_eight(split_states) == "held\n"
 
 
-def other_meshes():
-    """Meshes of two axes, of explicit axes, devices by name and in another order; a batch drawn whole."""
+def on_other_meshes(*names):
+    """Meshes of two axes, of explicit axes, devices by name and in another order."""
     from tests import _devices
 
     devices = jax.devices()
@@ -201,13 +203,28 @@ def other_meshes():
         "all": "auto",
         "one device": devices[5],
     }
-    for name, words in chosen.items():
-        result = _devices.fit(8, devices=words)[0]
+    for name in names:
+        result = _devices.fit(8, devices=chosen[name])[0]
         assert _devices.farthest(result.state, whole) < 1e-4, name
         assert_trees_bitwise_equal(result.state.rng_key, whole.rng_key)
         if name == "one device":
             assert_trees_bitwise_equal(result.state, whole)
             assert result.state.step.devices() == {devices[5]}
+        print(name)
+
+
+MESHES = ["two axes", "data second", "explicit", "reversed", "all", "one device"]
+
+
+@pytest.mark.parametrize("name", mostly_full(MESHES, everyday=["two axes", "one device"]))
+def test_any_mesh_will_do(in_eight, name):
+    assert in_eight(on_other_meshes, name) == f"{name}\n"
+
+
+def sizes_that_do_not_divide():
+    """A batch drawn whole on every device, and what is refused."""
+    from tests import _devices
+
     problem = _problems.heat()  # four rows of two of its batches do not go into eight devices
     fits = [
         Trainer(8, devices=count, uneven="whole", progress=False).fit(
@@ -226,8 +243,8 @@ def other_meshes():
         print(error)
 
 
-def test_any_mesh_will_do_and_sizes_that_do_not_divide_are_refused():
-    assert in_eight(other_meshes).splitlines() == [
+def test_sizes_that_do_not_divide_are_drawn_whole_or_refused(in_eight):
+    assert in_eight(sizes_that_do_not_divide).splitlines() == [
         "batches['boundary']['inputs'] has 4 rows, which 8 devices cannot share equally. Use 8 rows, or "
         "Trainer(..., uneven='whole') to draw such a batch whole on every device, or uneven='pad' to fill it "
         "up with rows that a mask leaves out.",
@@ -252,7 +269,7 @@ def guarded_steps():
             print("guarded")
 
 
-def test_no_key_is_moved_after_the_first_step():
+def test_no_key_is_moved_after_the_first_step(in_eight):
     assert in_eight(guarded_steps) == "guarded\n"
 
 

@@ -1,5 +1,6 @@
 """Two real processes as one run: one set of batches, one mind, one writer; and what one death does."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,10 +12,17 @@ import pytest
 from phijax_rng import Checkpoints
 from phijax_rng.devices import processes
 from tests import _pair
-from tests._subprocess import EIGHT_DEVICES, run_python, wait_for_line
+from tests._subprocess import EIGHT_DEVICES, Servers, run_python, wait_for_line
 
 # Seconds that the survivor may take: the heartbeat, and as long again for the coordinator to tell.
 UNTIL_THE_END = 3 * _pair.HEARTBEAT_SECONDS + 30
+
+
+@pytest.fixture(scope="module")
+def in_both():
+    """Runs a function of `_pair` in two processes; what each printed."""
+    with contextlib.closing(Servers(_pair.pair_of_servers)) as servers:
+        yield servers
 
 
 def test_one_process_agrees_with_itself():
@@ -28,8 +36,8 @@ def test_one_process_agrees_with_itself():
         processes.first_does(lambda: 1 // 0)
 
 
-def test_two_processes_agree_on_what_the_first_says():
-    first, second = (output.splitlines() for output in _pair.run_pair(_pair.agreements))
+def test_two_processes_agree_on_what_the_first_says(in_both):
+    first, second = (output.splitlines() for output in in_both(_pair.agreements))
     first = [line for line in first if "drew seed" not in line]
     everywhere = [
         "agree (7, 2147483647)",
@@ -61,12 +69,12 @@ def test_two_processes_agree_on_what_the_first_says():
     assert first[12:] == second[12:] == ["seed True"]
 
 
-def test_the_batches_of_two_processes_are_those_of_one_device():
-    assert _pair.run_pair(_pair.batches) == ["equal (6, 2)\n"] * 2
+def test_the_batches_of_two_processes_are_those_of_one_device(in_both):
+    assert in_both(_pair.batches) == ["equal (6, 2)\n"] * 2
 
 
-def test_each_process_fetches_its_own_rows_from_the_host():
-    assert _pair.run_pair(_pair.hosted) == ["own True\nfilled up\n"] * 2
+def test_each_process_fetches_its_own_rows_from_the_host(in_both):
+    assert in_both(_pair.hosted) == ["own True\nfilled up\n"] * 2
 
 
 SINGLE = """
@@ -88,13 +96,14 @@ print([jax.device_get(leaf).tolist() for leaf in jax.tree.leaves(whole.model_sta
 """
 
 
-def test_a_run_goes_on_on_another_number_of_processes(tmp_path):
-    first, second = _pair.run_pair(_pair.matrix, tmp_path / "two")
+@pytest.mark.full
+def test_a_run_goes_on_on_another_number_of_processes(in_both, tmp_path):
+    first, second = in_both(_pair.matrix, tmp_path / "two")
     assert first == second and len(first) == 65
     *down, whole = run_python(SINGLE, tmp_path, 1, 2, 4, 8, env=EIGHT_DEVICES).stdout.splitlines()
     shutil.copytree(tmp_path / "two", tmp_path / "same")
     saved = ["same", "one-1", "one-2", "one-4", "one-8"]
-    outputs = _pair.run_pair(_pair.matrix, tmp_path, *saved)
+    outputs = in_both(_pair.matrix, tmp_path, *saved)
     assert outputs[0] == outputs[1]
     rows = [line.split("|") for line in outputs[0].splitlines()]
     assert [row[:3] for row in rows] == [["same", "exact", "0"]] + [[n, "rounding", "1"] for n in saved[1:]]
@@ -117,12 +126,14 @@ def _numbers(text):
     return [np.array(leaf) for leaf in ast.literal_eval(text)]
 
 
+@pytest.mark.full
 def test_clocks_that_disagree_change_nothing(tmp_path):
     first, second = _pair.run_pair(_pair.clocks, "together")
     assert first == second and "done" in first
     assert _pair.run_pair(_pair.saves, tmp_path / "run") == ["(9,)\n"] * 2
 
 
+@pytest.mark.full
 def test_without_the_first_process_to_decide_they_would():
     """The control: trip counts that differ leave one process waiting, or end in other numbers."""
     with _pair.start_pair(_pair.clocks, "apart") as pair:
@@ -144,6 +155,7 @@ def begin(folder):
     return _pair.start_pair(_pair.long_run, folder, 100_000)
 
 
+@pytest.mark.full
 def test_a_sigterm_to_one_process_saves_what_both_resume(tmp_path):
     with begin(tmp_path / "run") as pair:
         wait_for_line(pair[0], "step 40/")
@@ -159,6 +171,7 @@ def test_a_sigterm_to_one_process_saves_what_both_resume(tmp_path):
     assert last == [f"done {stop} the bits of an uninterrupted run"] * 2
 
 
+@pytest.mark.full
 def test_a_killed_process_ends_the_other_and_a_restart_resumes(tmp_path):
     with begin(tmp_path / "run") as pair:
         wait_for_line(pair[0], "step 44/")

@@ -21,9 +21,7 @@ from phijax_rng.devices.placement import resolve
 from phijax_rng.devices.row_sharding import Shares
 from tests import _devices, _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
-from tests._subprocess import in_eight
-
-COUNTS = (2, 4, 8)
+from tests._selection import mostly_full
 
 
 def true_rows(kept):
@@ -34,26 +32,25 @@ def true_rows(kept):
     }
 
 
-def padded_batches():
-    """Batches of seven sizes on 2, 4 and 8 devices beside one, and rows from the host on 3."""
-    # From the host there are two stacks of 64 steps.
-    for hosted, steps, counts in ((False, 10, COUNTS), (True, 70, (3,))):
-        source = _devices.uneven_source(hosted)
-        alone, _ = _devices.masked_batches(resolve(1, uneven="pad"), source, steps)
-        for count in counts:
-            placed = resolve(count, shardings=_devices.rows_split, uneven="pad")
-            seen, loop = _devices.masked_batches(placed, source, steps)
-            for step, (kept, one) in enumerate(zip(seen, alone, strict=True)):
-                require_equal(kept, one, source(step))
-            for name in source.names:
-                mask, kept = (seen[0][part][name] for part in ("mask", "batches"))
-                size, filled = len(source(0)[name]["inputs"]), len(kept["inputs"])
-                assert np.asarray(mask).tolist() == [place < size for place in range(filled)]
-                shapes = {shard.data.shape[0] for shard in kept["inputs"].addressable_shards}
-                assert shapes == {filled // count} == {-(-size // count)}
-            text = loop._executable.as_text()
-            assert not re.search("all-gather|all-to-all|collective-permute", text), text
-            print(count, "devices: equal")
+def padded_batches(hosted, *counts):
+    """Batches of seven sizes on some devices beside one; or rows from the host."""
+    steps = 70 if hosted else 10  # from the host there are two stacks of 64 steps
+    source = _devices.uneven_source(hosted)
+    alone, _ = _devices.masked_batches(resolve(1, uneven="pad"), source, steps)
+    for count in counts:
+        placed = resolve(count, shardings=_devices.rows_split, uneven="pad")
+        seen, loop = _devices.masked_batches(placed, source, steps)
+        for step, (kept, one) in enumerate(zip(seen, alone, strict=True)):
+            require_equal(kept, one, source(step))
+        for name in source.names:
+            mask, kept = (seen[0][part][name] for part in ("mask", "batches"))
+            size, filled = len(source(0)[name]["inputs"]), len(kept["inputs"])
+            assert np.asarray(mask).tolist() == [place < size for place in range(filled)]
+            shapes = {shard.data.shape[0] for shard in kept["inputs"].addressable_shards}
+            assert shapes == {filled // count} == {-(-size // count)}
+        text = loop._executable.as_text()
+        assert not re.search("all-gather|all-to-all|collective-permute", text), text
+        print(count, "devices: equal")
 
 
 def require_equal(kept, one, batch):
@@ -72,17 +69,17 @@ def require_equal(kept, one, batch):
     assert first_difference({"inputs": other}, {"inputs": batch["box"]["inputs"][0]}), "the control"
 
 
-def test_the_rows_that_count_are_those_of_one_device_and_nothing_is_sent():
-    lines = in_eight(padded_batches).splitlines()
-    assert lines == [f"{count} devices: equal" for count in (*COUNTS, 3)]
+CASES = [[False, 8], [False, 2, 4], [True, 3]]
 
 
-def padded_runs():
-    """Parameters of 12 updates on several devices beside one, a resume on three, and who breaks it."""
-    import tempfile
+@pytest.mark.parametrize("case", mostly_full(CASES, everyday=[[False, 8], [True, 3]]), ids=str)
+def test_the_rows_that_count_are_those_of_one_device_and_nothing_is_sent(in_eight, case):
+    lines = in_eight(padded_batches, *case).splitlines()
+    assert lines == [f"{count} devices: equal" for count in case[1:]]
 
-    from phijax_rng import Checkpoints
 
+def padded_run():
+    """Parameters of 12 updates on several devices beside one, and losses that break it."""
     problem = _devices.uneven()
     one = _devices.fit(12, problem=problem, uneven="pad")[0].state
     away = _devices.farthest(_devices.fit(12, problem=problem, uneven="pad", devices=8)[0].state, one)
@@ -90,6 +87,20 @@ def padded_runs():
     careless = _devices.uneven(careless=True)
     away = _devices.farthest(_devices.fit(12, problem=careless, uneven="pad", devices=8)[0].state, one)
     assert away > 1e-2, ("the control", away)
+    print("equal")
+
+
+def test_a_run_on_filled_up_batches_is_that_of_one_device(in_eight):
+    assert in_eight(padded_run) == "equal\n"
+
+
+def padded_resume():
+    """A balanced run on rows from the host, saved on four devices and resumed on three."""
+    import tempfile
+
+    from phijax_rng import Checkpoints
+
+    problem = _devices.uneven()
     # From the host, with a balancer that reads the batches too.
     hosted = _devices.uneven(resident=False)
     options = {"balancer": _devices.balancer(), "uneven": "pad"}
@@ -107,8 +118,8 @@ def padded_runs():
     print("held", _devices.farthest(result.state, alone) < 1e-4)
 
 
-def test_a_run_on_filled_up_batches_is_that_of_one_device_and_goes_on_on_three():
-    assert in_eight(padded_runs) == "held True\n"
+def test_a_balanced_run_on_filled_up_batches_from_the_host_goes_on_on_three(in_eight):
+    assert in_eight(padded_resume) == "held True\n"
 
 
 # What is refused

@@ -152,7 +152,7 @@ def test_where_the_host_looks_in_changes_no_number(chunk_size):
 def test_rows_of_the_wrong_step_or_key_are_told_apart():
     assert first_difference(train(STOP - 1), resident()) is not None
     whole = PROBLEMS[True].source()
-    fed, inside = whole.halves()
+    fed, inside = whole.host_and_device_parts()
     assert (fed.names, inside.names) == (("first", "data"), ("pde", "grown", "bc"))
     for half in (fed, inside):
         for name, key in half.sampler_keys(3).items():
@@ -168,9 +168,9 @@ def test_rows_of_the_wrong_step_or_key_are_told_apart():
     [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy, lambda s: jax.tree.map(lambda leaf: leaf, s)],
     ids=["pickle", "deepcopy", "tree.map"],
 )
-def test_halves_keep_their_keys_when_they_are_carried(carry):
+def test_parts_keep_their_keys_when_they_are_carried(carry):
     whole, state = PROBLEMS[True].source(), begun().sampler_state
-    fed, inside = map(carry, carry(whole).halves())
+    fed, inside = map(carry, carry(whole).host_and_device_parts())
     batches = on_host(whole(7, state))
     for half in (fed(7), inside(7, state)):
         assert_trees_bitwise_equal(on_host(half), {name: batches[name] for name in half}, dict_order=False)
@@ -247,6 +247,6 @@ def test_batches_of_a_state_are_not_drawn_ahead():
     with pytest.raises(ValueError) as caught:
         PROBLEMS[True].source().stacked_batches(range(3), 3)
     assert str(caught.value) == (
-        "sampler 'pde' keeps a state, which is not known ahead. Ask source(step, sampler_state) step by "
-        "step, or stack the first of source.halves()."
+        "sampler 'pde' keeps a state, which is not known ahead. Call source(step, sampler_state) step by "
+        "step, or stack the first of source.host_and_device_parts()."
     )

@@ -335,8 +335,8 @@ def test_what_dumps_made_loads_gives_back():
             lambda data: data.update(sha256="0" * 64),
             "does not match its SHA-256: it was damaged or edited. Restore another step.",
         ),
-        (lambda data: data.pop("sha256"), "is not one of phijax_rng. Restore another step."),
-        (lambda data: data.update(more=1), "is not one of phijax_rng. Restore another step."),
+        (lambda data: data.pop("sha256"), "was not written by phijax_rng. Restore another step."),
+        (lambda data: data.update(more=1), "was not written by phijax_rng. Restore another step."),
     ],
     ids=["edited", "another digest", "no digest", "more"],
 )
@@ -351,7 +351,7 @@ def test_a_damaged_contract_is_damage_and_never_a_changed_run(damage, message):
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])
 def test_what_is_no_record_is_damage(data):
-    with pytest.raises(DamagedCheckpointError, match="is not one of phijax_rng"):
+    with pytest.raises(DamagedCheckpointError, match="was not written by phijax_rng"):
         document.loads(data, "step 3 in /run")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from phijax_rng import HostPool, NamedBatchSource, PoolDataModule, Trainer, keys
 from phijax_rng.errors import ImpureSourceError
-from phijax_rng.training.ask import HostSource
 from phijax_rng.training.source_checks import check_source
 from tests import _problems
 
@@ -110,4 +109,4 @@ def test_hosted_rows_are_known_to_be_pure_and_all_of_them_may_stay_the_same():
     source = NamedBatchSource.from_pools(pools, {"bc": "all", "pde": 2}, key, resident=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_source(HostSource(source), 0, 10, {})
+        check_source(source, 0, 10, {})

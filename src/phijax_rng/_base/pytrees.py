@@ -6,11 +6,29 @@ arguments would run on tracers, abstract shapes and the placeholders JAX unflatt
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 
 T = TypeVar("T")
+
+
+@jax.tree_util.register_static
+class Static(Generic[T]):
+    """Identity-compared wrapper, so that any object can be static pytree metadata.
+
+    It is a pytree without leaves. A program that depends on the value is found again for the same object,
+    whatever the object's own `==` and `hash` do.
+    """
+
+    def __init__(self, value: T):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def record(data: tuple[str, ...], meta: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:

@@ -24,6 +24,3 @@ Batches: TypeAlias = dict[str, Rows]
 """One training batch: sampler name -> `Rows`, in declaration order."""
 
 BatchSizes: TypeAlias = Mapping[str, BatchSize]
-
-ModelState: TypeAlias = Any
-"""Parameters and variables of a model: any pytree of arrays."""

@@ -1,4 +1,4 @@
-"""What is called while a run goes on."""
+"""Functions that a run calls at chosen steps: evaluation, early stopping, and logs."""
 
 from phijax_rng._base.exports import publish
 from phijax_rng.callbacks.csv_history import CSVHistory

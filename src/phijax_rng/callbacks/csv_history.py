@@ -43,7 +43,7 @@ class CSVHistory:
 
     @property
     def name(self) -> str:
-        """Its memory belongs to one file."""
+        """Each file has a separate memory."""
         return f"CSVHistory/{os.fspath(self.path)}"
 
     def may_report(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class CSVHistory:
 
 def _require_writable(path: Path, *, is_new: bool) -> None:
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory, and the history is a file. Name one in it.")
+        raise IsADirectoryError(f"{path} is a directory. Name a file in it.")
     if is_new:
         _require_history(path)
     validation.writable(path.parent)
@@ -92,7 +92,7 @@ def _require_history(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(5) != b"step,":
             raise FileExistsError(
-                f"{path} holds something else than a history, which would be lost. Name another file."
+                f"{path} is not a history, and writing one would delete its content. Name another file."
             )
 
 

@@ -1,7 +1,7 @@
 """Stop when a number has not improved for a while.
 
-Best value and patience are remembered with the run, so a resumed run stops where the uninterrupted one
-would have, and a run that has been stopped is over when it is started again.
+The best value and the calls since then are saved with the run, so a resumed run stops where the uninterrupted
+one would, and a run that was stopped does not train any further when it is resumed.
 """
 
 import dataclasses
@@ -21,20 +21,16 @@ _log = logging.getLogger("phijax_rng")
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
-    """A callback that asks to stop after `patience` looks in a row without improvement.
+    """A callback that stops the run after `patience` calls in a row without improvement.
 
-    NaN is no improvement; a stop that came of it is told in a warning.
+    NaN is no improvement; `EarlyStopping` logs a warning when NaN triggers the stop.
 
     Attributes:
-        metric: a loss, or what a callback before this one reports.
-        patience: looks without improvement.
-        min_delta: by how much a number must beat the best to count; not negative.
+        metric: the name of a loss, or of a number that a callback before this one reports.
+        patience: calls without improvement before the stop.
+        min_delta: how much better than the best a number must be to count; not negative.
         mode: whether less (`"min"`) or more (`"max"`) is better.
-        every_n_steps: updates between two looks.
-
-    Raises:
-        TypeError: a setting is of the wrong type.
-        ValueError: a setting is out of range.
+        every_n_steps: updates between two calls.
     """
 
     metric: str = "total_loss"
@@ -53,12 +49,12 @@ class EarlyStopping:
 
     @property
     def name(self) -> str:
-        """Its memory belongs to one number."""
+        """Each number has a separate memory."""
         return f"EarlyStopping/{self.metric}"
 
     @property
     def follows(self) -> str:
-        """The number it cannot do without."""
+        """The number it needs."""
         return self.metric
 
     def may_report(self, name: str) -> bool:
@@ -66,16 +62,16 @@ class EarlyStopping:
         return False
 
     def __call__(self, event: Event) -> bool:
-        """Whether patience has run out.
+        """Whether to stop.
 
         Raises:
-            ValueError: the number is not there at this step.
+            ValueError: the number is not recorded at this step.
         """
         if self.metric not in event.metrics:
             raise ValueError(
                 f"EarlyStopping follows {self.metric!r}, and step {event.step} has "
                 f"{validation.shown(event.metrics)}. Follow one of them, or put the callback that reports it "
-                "before, at the same steps."
+                "first, with the same every_n_steps."
             )
         value = event.metrics[self.metric]
         if self._improves(value, event.memory.get("best")):
@@ -83,16 +79,16 @@ class EarlyStopping:
         else:
             event.memory["waited"] = event.memory.get("waited", 0) + 1
             event.memory["nan"] = event.memory.get("nan", 0) + math.isnan(value)
-        over = self.is_over(event.memory)
-        if over and event.memory["nan"] and processes.is_first():
+        stop = self.is_over(event.memory)
+        if stop and event.memory["nan"] and processes.is_first():
             _log.warning(
-                "EarlyStopping asks to stop at step %d: %r was NaN at %d of the last %d looks",
+                "EarlyStopping stops the run at step %d: %r was NaN in %d of the last %d calls",
                 *(event.step, self.metric, event.memory["nan"], event.memory["waited"]),
             )
-        return over
+        return stop
 
     def is_over(self, memory: Mapping[str, Any]) -> bool:
-        """Whether a run that remembers this has been asked to stop, with the patience there is now."""
+        """Whether a run with this memory was stopped, by the current patience."""
         return bool(memory.get("waited", 0) >= self.patience)
 
     def _improves(self, value: float, best: float | None) -> bool:

@@ -1,7 +1,7 @@
-"""Numbers of the model that are taken now and then, and influence nothing.
+"""Evaluate the model at chosen steps, without influence on the training.
 
-What is drawn for an evaluation comes from a stream of its own and from the step, so the numbers are the same
-whenever, and however often, the run is stopped and resumed.
+The key of an evaluation comes from a separate stream and from the step, so the numbers do not depend on
+where, and how often, the run is stopped and resumed.
 """
 
 import dataclasses
@@ -15,18 +15,14 @@ from phijax_rng.training.module import called, require_parameters
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """A callback that reports what a function says of the model state, as `<name>/<entry>`.
+    """A callback that reports what a function returns for the model state, as `<name>/<entry>`.
 
     Attributes:
-        function: `function(model_state, key) -> {entry: number}`; the parameter named `key` may be left out.
-            It is given a copy of the model state, and the key of its stream at this step. Wrap it in
-            `jax.jit` where it is worth compiling.
+        function: `function(model_state, key) -> {entry: number}`; the parameter `key` is optional. The
+            function gets a copy of the model state, and the key of its stream at this step. Wrap it in
+            `jax.jit` if it is worth compiling.
         every_n_steps: updates between two evaluations.
-        name: of the numbers, and of the stream.
-
-    Raises:
-        TypeError: a setting is of the wrong type.
-        ValueError: a setting is out of range.
+        name: the first part of the names of the numbers, and the name of the stream.
     """
 
     function: Callable[..., Mapping[str, Any]]
@@ -40,11 +36,11 @@ class Evaluate:
         validation.names((self.name,), "name")
 
     def may_report(self, name: str) -> bool:
-        """Its numbers begin with its name."""
+        """Whether the name begins with that of this callback."""
         return name.startswith(f"{self.name}/")
 
     def __call__(self, event: Event) -> None:
         """Evaluates, and reports the numbers."""
         numbers = called(self.function, event.state.model_state, key=event.key("evaluation", self.name))
-        validation.mapping(numbers, f"what {self.name!r} returns")
+        validation.mapping(numbers, f"the result of {self.name!r}")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})

@@ -1,11 +1,10 @@
-"""The losses and evaluations of a run by step, and how a checkpoint remembers them.
+"""The losses and evaluations of a run by step, and how a checkpoint stores them.
 
     step   total_loss   pde   ...   evaluation/error
     100    ...                       (absent where nothing was reported)
 
-One row for each step that is logged or reported on, in rising order. Names stand in the order of their first
-appearance, so a history that went through a checkpoint continues into the rows, and the file, of a run
-that was never stopped.
+There is one row for each step that is logged or has a report, in ascending order. Columns are in the order of
+their first appearance, so a resumed run has the rows, and writes the file, of an uninterrupted one.
 """
 
 import csv
@@ -15,27 +14,27 @@ from typing import Any, overload
 
 
 class History(Sequence[Mapping[str, float]]):
-    """Rows by step; each is a dict that begins with `step`.
+    """Rows by step; each is a dict whose first entry is `step`.
 
     Attributes:
-        names: the columns behind `step`, in the order of their first appearance.
+        names: the columns after `step`, in the order of their first appearance.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._rows: list[tuple[int, dict[str, float]]] = []
-        # Formatting is what a table costs, so lines of rows that cannot change any more are kept.
+        # Formatting dominates the cost of a table, so the lines of rows that are final are stored.
         self._lines: list[str] = []
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A row for this step, or more numbers for the last row if it is of this step.
+        """Adds a row for this step, or adds numbers to the last row if it is of this step.
 
         Raises:
-            ValueError: the step lies before the last row.
+            ValueError: the step is before that of the last row.
         """
         last = self._rows[-1][0] if self._rows else -1
         if step < last:
-            raise ValueError(f"step must not lie before the last row, {last}, got {step}. Add rows in order.")
+            raise ValueError(f"step must not be before the last row, {last}, got {step}. Add rows in order.")
         if step > last:
             self._rows.append((step, {}))
         self._rows[-1][1].update(numbers)
@@ -55,20 +54,20 @@ class History(Sequence[Mapping[str, float]]):
         return len(self._rows)
 
     def after(self, step: int) -> Iterator[Mapping[str, float]]:
-        """The rows behind a step."""
+        """The rows after a step."""
         count = 0
         while count < len(self) and self._rows[-1 - count][0] > step:
             count += 1
         return (self._row(*row) for row in self._rows[len(self) - count :])
 
     def plain(self) -> dict[str, Any]:
-        """The whole as JSON holds it; what is added later does not change it."""
+        """All rows as JSON can store them; a copy, which later rows do not change."""
         rows = [[step, *(numbers.get(name) for name in self.names)] for step, numbers in self._rows]
         return {"names": list(self.names), "rows": rows}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "History":
-        """The history that `plain` told of."""
+        """The history from which `plain()` was made."""
         history = cls()
         history.names = list(plain.get("names", ()))
         history._rows = [
@@ -82,7 +81,7 @@ class History(Sequence[Mapping[str, float]]):
         return _line(["step", *self.names])
 
     def csv_row(self, index: int) -> str:
-        """The line of a row; floats as Python shows them, which reads back to the same bits."""
+        """The line of a row; floats by their `repr`, which reads back to the same bits."""
         step, numbers = self._rows[index]
         return _line([step, *(repr(numbers[n]) if n in numbers else "" for n in self.names)])
 

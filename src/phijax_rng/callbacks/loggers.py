@@ -1,9 +1,8 @@
 """The history of a run in TensorBoard and in Weights & Biases.
 
-Both are callbacks and display only: adding one, or taking one away, never stands in the way of a resume. One
-that is added later begins with the rows there are. With several processes the first alone writes, and all
-remember the same. The packages are extras, `phijax-rng[tensorboard]` and
-`phijax-rng[wandb]`, imported when the fit begins.
+Both are callbacks that only display: a run can be resumed with or without them. A logger that is added later
+begins with the rows of the history so far. With several processes the primary process alone writes. The
+packages are extras, `phijax-rng[tensorboard]` and `phijax-rng[wandb]`, imported when the fit begins.
 """
 
 import os
@@ -38,16 +37,12 @@ class _Run(Protocol):
 class TensorBoardLogger:
     """A callback that writes the history as TensorBoard scalars.
 
-    Rows that a killed process wrote behind its last checkpoint are withdrawn when the run goes on, so no step
-    is shown twice.
+    When a run is resumed, TensorBoard discards rows that a killed process wrote after its last checkpoint, so
+    no step is shown twice.
 
     Attributes:
-        directory: where the event files go.
-        every_n_steps: updates between two looks at the history.
-
-    Raises:
-        TypeError: `directory` is not a path, or `every_n_steps` not a whole number.
-        ValueError: `every_n_steps` is not positive.
+        directory: the directory of the event files.
+        every_n_steps: updates between two calls.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
@@ -57,7 +52,7 @@ class TensorBoardLogger:
 
     @property
     def name(self) -> str:
-        """Its memory belongs to one directory."""
+        """Each directory has a separate memory."""
         return f"TensorBoardLogger/{self.directory}"
 
     def may_report(self, name: str) -> bool:
@@ -78,7 +73,7 @@ class TensorBoardLogger:
         validation.writable(Path(self.directory))
 
     def __call__(self, event: Event) -> None:
-        """Writes the rows that are not there yet."""
+        """Writes the new rows."""
         shown = event.memory.get("shown", 0)
         if self._writer is None and processes.is_first():
             self._writer = _summary_writer(self.directory, shown + 1)
@@ -108,41 +103,38 @@ class TensorBoardLogger:
 class WandbLogger:
     """A callback that logs the history to Weights & Biases, each row at its step.
 
-    To go on with the same run there behind a resume, pass `id="..."` and `resume="allow"`; Weights & Biases
-    then passes over steps that it has already.
+    To continue the same run there after a resume, pass `id="..."` and `resume="allow"`; Weights & Biases
+    then ignores steps that it already has.
 
     Attributes:
-        run: a run from `wandb.init`, which stays open; `None` to begin one and finish it with the fit.
-        every_n_steps: updates between two looks at the history.
-        options: arguments of `wandb.init` where `run` is `None`.
-
-    Raises:
-        TypeError: `run` has no `log`, there are options beside a run, or `every_n_steps` is no number.
-        ValueError: `every_n_steps` is not positive.
+        run: a run from `wandb.init`, which stays open; `None` to start one and finish it with the fit.
+        every_n_steps: updates between two calls.
+        options: arguments of `wandb.init` if `run` is `None`.
     """
 
     def __init__(self, run: _Run | None = None, *, every_n_steps: int = 100, **options: object):
         validation.instance(run, "run")
         if run is not None and not isinstance(run, _Run):
             raise TypeError(
-                f"run must offer log(numbers, step), got {validation.described(run)}. "
+                f"run must have a method log(data, step), got {validation.described(run)}. "
                 "Pass what wandb.init returns."
             )
         if run is not None and options:
             raise TypeError(
-                f"run is given, and so is {validation.shown(options)} for wandb.init. Pass one of them."
+                f"run excludes options of wandb.init, got {validation.shown(options)} too. "
+                "Pass one of the two."
             )
         self.run = run
         self.every_n_steps = validation.positive(every_n_steps, "every_n_steps")
         self.options = options
-        self._begun: Any = None
+        self._started: Any = None
 
     def may_report(self, name: str) -> bool:
         """It reports nothing."""
         return False
 
     def check(self, memory: Memory) -> None:
-        """Raises if a run could not be begun.
+        """Raises if a run cannot be started.
 
         Raises:
             ImportError: wandb is not installed.
@@ -151,39 +143,40 @@ class WandbLogger:
             processes.first_does(_wandb)
 
     def __call__(self, event: Event) -> None:
-        """Logs the rows that are not there yet."""
-        if self.run is None and self._begun is None and processes.is_first():
-            self._begun = _wandb().init(**self.options)
+        """Logs the new rows."""
+        if self.run is None and self._started is None and processes.is_first():
+            self._started = _wandb().init(**self.options)
         self._log(event, event.step)
 
     def _log(self, event: Event, end: int) -> None:
         rows = _rows(event, end)
         if not processes.is_first():
             return
-        run = self.run or self._begun
+        run = self.run or self._started
         for row in rows:
             run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     def finish(self, event: Event) -> None:
-        """Logs the last rows, and finishes a run that it began."""
+        """Logs the last rows, and finishes a run that it started."""
         try:
             self(event)
             self._log(event, event.step + 1)
         finally:
-            run, self._begun = self._begun, None
+            run, self._started = self._started, None
             if run is not None:
                 run.finish()
 
 
 def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
-    """The rows before the step `end` that were not shown yet; a row of this step may still grow."""
+    """The rows before the step `end` that were not written yet; the row of this step may still grow."""
     rows = [row for row in event.history.after(event.memory.get("shown", 0)) if row["step"] < end]
     event.memory["shown"] = end - 1
     return rows
 
 
 def _summary_writer(directory: str, purge_step: int) -> _Writer:
-    # By their own names, two files of one second would be one file. TensorBoard reads them in order of name.
+    # tensorboardX names files by the second, so two files of one second would be one. TensorBoard reads them
+    # in the order of their names.
     suffix = f".{time.time_ns()}"
     folder = os.path.expanduser(directory)
     return _summary_writer_class()(folder, purge_step=purge_step, filename_suffix=suffix)

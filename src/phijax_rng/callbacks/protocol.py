@@ -1,17 +1,16 @@
-"""Who looks in while a run goes on.
+"""What a callback is, and what it is called with.
 
-A callback is anything with a number `every_n_steps` that can be called with an `Event`. It is called
-when that many updates are complete, and may ask to stop by returning `True`. What it is given are
-copies, and what it draws comes from a stream of its own, so nothing it does can move a number of
-the run.
+A callback is any object with a number `every_n_steps` that can be called with an `Event`. It is called
+whenever that many more updates are complete, and stops the run by returning `True`. An event carries copies
+of the state, and its keys come from a separate stream, so a callback cannot change a number of the run.
 
     class Show:
         every_n_steps = 100
         def __call__(self, event):
             print(event.step, event.metrics["total_loss"])
 
-What it must remember from one call to the next goes into `event.memory`, which is saved with the run and
-is empty when another run begins.
+A callback keeps what it must remember from one call to the next in `event.memory`, which is saved with the
+run and is empty when another run begins.
 """
 
 import dataclasses
@@ -28,20 +27,20 @@ from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
 
 Memory: TypeAlias = dict[str, Any]
-"""What a callback remembers: names, numbers, text, and lists and dicts of them, as JSON holds it."""
+"""What a callback remembers, as JSON can store it: numbers, strings, and lists and dicts of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A moment at which a callback looks in.
+    """What a callback is called with.
 
     Attributes:
         step: completed updates.
-        metrics: the losses of the last update by name, and what was reported at this step.
-        history: the rows so far, those before a resume among them; not to be changed.
+        metrics: the losses of the last update by name, and the numbers reported at this step.
+        history: the rows so far, with those from before a resume; do not change it.
         start: the step at which this call of `fit` began.
-        memory: a dict of this callback alone, saved with the run: names, numbers, text, lists and
-            dicts of them.
+        memory: a dict of this callback alone, saved with the run: numbers, strings, and lists and dicts of
+            them.
     """
 
     step: int
@@ -54,27 +53,28 @@ class Event:
 
     @property
     def state(self) -> TrainState:
-        """A copy of the train state, the caller's to keep, to write into or to donate.
+        """A copy of the train state; the callback may keep it, write into it or donate it.
 
-        With several processes its arrays are those of all: what is computed from them is computed by every
-        process, as callbacks are called in each.
+        With several processes its arrays are global. Every process calls the callback, so each of them takes
+        part in what is computed from these arrays.
         """
         return jax.tree.map(processes.copied, self._state)
 
     def key(self, *names: str) -> KeyScalar:
-        """A key of a named stream at this step, apart from every stream that training draws from.
+        """The key of a named stream at this step, distinct from every key that training uses.
 
-        Callbacks that ask for the same names get the same key.
+        Callbacks that use the same names get the same key.
         """
-        own = keys.stream(self._state.balancer_key, "callback", *names)
-        return keys.fold_in(own, self.step)
+        # The first name keeps these streams apart from those of the balancer, which have the same parent.
+        stream = keys.stream(self._state.balancer_key, "callback", *names)
+        return keys.fold_in(stream, self.step)
 
     def report(self, numbers: Mapping[str, float]) -> None:
-        """Adds numbers to `metrics` and the history, for the callbacks behind this one and for `keep_best`.
+        """Adds numbers to `metrics` and the history, for the callbacks after this one and for `keep_best`.
 
         Raises:
-            TypeError: not a mapping by name, or a value that is not a number.
-            ValueError: a name that is taken, by a loss or by another report at this step.
+            TypeError: `numbers` is not a mapping by name, or a value is not a number.
+            ValueError: a loss or another report at this step already has one of the names.
         """
         self._report(numbers)
 
@@ -86,7 +86,7 @@ class Callback(Protocol):
     Optional members:
 
         member            what it is for                                          where it is absent
-        name              text: the name its memory is saved under                the name of its class
+        name              a str: the name  its memory is saved under                the name of its class
         check(memory)     runs before anything is compiled and raises what        nothing is checked
                           would make the first call fail: a file that cannot
                           be written
@@ -94,7 +94,7 @@ class Callback(Protocol):
                           closes what the callback holds open
         is_over(memory)   whether the callback had stopped the run that is        it had not
                           resumed
-        follows           text: a number that must be there; a run in which       no number is needed
+        follows           a str: a number that must be there; a run in which       no number is needed
                           nothing provides it fails before the first update
         may_report(name)  whether it may report a number of this name             it may, for every name
 
@@ -115,7 +115,7 @@ class AdaptedCallback:
         callback: the user's object.
         name: what its memory is saved under, different for each callback of a run.
         every_n_steps: updates between two calls.
-        follows: the number it needs; `None` for none.
+        follows: the name of the number it needs; `None` for none.
         check: raises what would make the first call fail.
         finish: releases what the callback holds open.
         is_over: whether a run with this memory had been stopped by the callback.
@@ -138,9 +138,9 @@ class AdaptedCallback:
 
 
 def adapt_callbacks(callbacks: Any) -> tuple[AdaptedCallback, ...]:
-    """What a user passed as `callbacks`, each one adapted, with a name that no other has.
+    """The callbacks that a user passed, each one adapted, with distinct names.
 
-    Callbacks of one name are numbered from the second on.
+    Of several callbacks with one name, the second and later ones are numbered.
     """
     unordered = isinstance(callbacks, (str, bytes, Mapping, set, frozenset))
     if unordered or not validation.is_iterable(callbacks):
@@ -163,7 +163,7 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
 
     Args:
         callback: the user's object.
-        argument: what messages call it.
+        argument: its name in messages, `callbacks[0]`.
 
     Raises:
         TypeError: it cannot be called with an event, or a member is of the wrong type.
@@ -175,7 +175,7 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
             f"{argument} must be callable and have every_n_steps, got {validation.described(callback)}. "
             "Add what is missing."
         )
-    # A function is its own kind: two functions in one list need two names.
+    # A function has a name of its own; the class of all functions would not tell two of them apart.
     kind = getattr(callback, "__qualname__", type(callback).__qualname__)
     every_n_steps = validation.positive(callback.every_n_steps, f"{argument}.every_n_steps")
     validation.takes(callback, argument, "event")
@@ -189,7 +189,9 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
     def text(member: str) -> str | None:
         found = getattr(callback, member, None)
         if found is not None and not isinstance(found, str):
-            raise TypeError(f"{argument}.{member} must be text, got {validation.described(found)}. Name it.")
+            raise TypeError(
+                f"{argument}.{member} must be a str, got {validation.described(found)}. Pass a name."
+            )
         return found
 
     return AdaptedCallback(
@@ -205,7 +207,7 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
 
 
 def _ignore(argument: object) -> None:
-    """Stands for `check` and `finish`."""
+    """The default of `check` and `finish`."""
 
 
 def _no(memory: Memory) -> bool:

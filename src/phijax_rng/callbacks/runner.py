@@ -36,10 +36,10 @@ class CallbackRunner:
         self.had_stopped = any(bool(c.is_over(self._memories[c.name])) for c in callbacks)
 
     def require_followed(self, names: tuple[str, ...]) -> None:
-        """Raises if a callback follows a number that is not recorded, and that none before it may report.
+        """Raises if a callback follows a number that nothing records and no callback before it may report.
 
         Args:
-            names: what the train step records.
+            names: the numbers that the train step records.
         """
         for index, callback in enumerate(self._callbacks):
             wanted = callback.follows
@@ -50,8 +50,8 @@ class CallbackRunner:
             ):
                 continue
             raise ValueError(
-                f"{callback.kind} follows {wanted!r}, and there is {validation.shown(names)}. "
-                "Follow one of them, or put the callback that reports it before."
+                f"{callback.kind} follows {wanted!r}, and the run records {validation.shown(names)}. "
+                "Follow one of them, or put the callback that reports it first."
             )
 
     def may_report(self, name: str) -> bool:
@@ -59,20 +59,21 @@ class CallbackRunner:
         return any(callback.may_report(name) for callback in self._callbacks)
 
     def next_step(self, step: int) -> int | None:
-        """The next step after `step` at which one of them is called."""
+        """The next step after `step` at which a callback is called."""
         following = ((step // c.every_n_steps + 1) * c.every_n_steps for c in self._callbacks)
         return min(following, default=None)
 
     def call(self, event: Event) -> bool:
-        """Calls those whose step it is; whether one of them stops the run.
+        """Calls the callbacks that are due at this step, and returns whether one of them stops the run.
 
-        Every one is called. Then the error of one is raised as it is, and those of several as a group.
+        An error of one callback does not skip the others. After the last one, a single error is raised as it
+        is, and several are raised as an `ExceptionGroup`.
         """
         stop, errors = False, []
         for callback in self._callbacks:
             if event.step % callback.every_n_steps:
                 continue
-            # A copy, so that a callback that fails half-way leaves the memory of its last good call.
+            # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
             memory = copy.deepcopy(self._memories[callback.name])
             try:
                 stop = _stops(callback.callback(dataclasses.replace(event, memory=memory))) or stop
@@ -86,7 +87,7 @@ class CallbackRunner:
         return stop
 
     def finish(self, event: Event) -> None:
-        """Calls the `finish` of each; errors as in `call`. What they remember now is not saved."""
+        """Calls `finish` of each callback; errors as in `call`. Changes of memory are not saved any more."""
         errors = []
         for callback in self._callbacks:
             memory = copy.deepcopy(self._memories[callback.name])
@@ -100,7 +101,7 @@ class CallbackRunner:
         _raise(errors)
 
     def memories(self) -> dict[str, Memory]:
-        """What each remembers, by name, as JSON holds it."""
+        """The memory of each callback by name, without empty ones, as JSON can store it."""
         return {name: copy.deepcopy(memory) for name, memory in self._memories.items() if memory}
 
 
@@ -110,7 +111,7 @@ def checked_report(numbers: Mapping[str, Any], taken: Mapping[str, float]) -> di
     for name in numbers:
         if name in taken or name == "step":
             raise ValueError(
-                f"report has {name!r}, and there is one already at this step. Give it a name of its own."
+                f"report has {name!r}, which is already recorded at this step. Use another name."
             )
     return {name: _as_float(value, f"report[{name!r}]") for name, value in numbers.items()}
 
@@ -132,7 +133,7 @@ def _raise(errors: list[Exception]) -> None:
 
 
 def _require_plain(value: object, path: str) -> None:
-    """Raises unless the value comes back equal from JSON."""
+    """Raises unless JSON gives the value back with the same types."""
     # Exact types: a subclass (np.float64 is a float) would come back as another type.
     if value is None or type(value) in (bool, int, float, str):
         return
@@ -146,7 +147,7 @@ def _require_plain(value: object, path: str) -> None:
         return
     raise TypeError(
         f"{path} must be plain data, got {validation.described(value)}. "
-        "Keep Python numbers, text, and lists and dicts (with names for keys) of them."
+        "Keep Python numbers, strings, and lists and dicts (with str keys) of them."
     )
 
 

@@ -1,4 +1,4 @@
-"""Whole train states on disk. The only wing that imports Orbax."""
+"""Complete train states on disk. The only wing that imports Orbax."""
 
 from phijax_rng._base.exports import publish
 from phijax_rng.checkpoints.manager import Checkpoints

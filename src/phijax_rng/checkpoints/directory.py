@@ -62,7 +62,7 @@ class RunDirectory:
         """This step if it is on disk; the latest for `None`.
 
         Raises:
-            FileNotFoundError: there is no such step; the steps there are, are listed.
+            FileNotFoundError: there is no such step; the message lists the steps.
         """
         steps = self.steps
         if not steps:
@@ -136,11 +136,11 @@ class RunDirectory:
                         stacklevel=3,  # the caller of `Checkpoints.restore_intact`
                     )
         raise DamagedCheckpointError(
-            "no checkpoint is intact:\n  " + "\n  ".join(damage) + "\nStart a fresh run elsewhere."
+            "no checkpoint is intact:\n  " + "\n  ".join(damage) + "\nStart a fresh run in another directory."
         )
 
     def readable_contract(self) -> dict[str, Any]:
-        """The contract of the newest step whose document is readable; empty if none is."""
+        """The contract of the newest step whose document is readable; an empty dict if there is none."""
         for step in reversed(self.steps):
             with contextlib.suppress(DamagedCheckpointError):
                 return dict(self.document(step)["contract"])
@@ -172,7 +172,7 @@ class RunDirectory:
         return later
 
     def clear_leftovers(self) -> None:
-        """Removes what a failed save left, while writers of other parts of it may still be at work."""
+        """Removes what a failed save left, while its other writers may still be running."""
         for _ in range(_MOST_CLEARINGS):
             leftovers = [p for p in self.path.glob("*.orbax-checkpoint-tmp*") if p.is_dir()]
             if not leftovers:

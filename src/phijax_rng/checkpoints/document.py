@@ -31,7 +31,7 @@ def loads(data: object, where: str) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping) or set(data) != {"contract", "sha256"}:
         raise DamagedCheckpointError(
-            f"the contract of {where} is not one of phijax_rng. Restore another step."
+            f"the contract of {where} was not written by phijax_rng. Restore another step."
         )
     if _digest(data["contract"]) != data["sha256"]:
         raise DamagedCheckpointError(

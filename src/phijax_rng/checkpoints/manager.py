@@ -1,4 +1,4 @@
-"""Save and restore whole train states with Orbax.
+"""Save and restore complete train states with Orbax.
 
     <directory>/<step>/state           arrays of `model_state` and of everything else, by number
                        document        JSON: leaves, digests of the arrays, contract, memory, its SHA-256
@@ -71,7 +71,7 @@ class Checkpoints:
         asynchronous: bool = True,
     ):
         """Nothing is created or read before the first save or restore."""
-        where = validation.path(directory, "directory", mend="Pass where the run is kept.")
+        where = validation.path(directory, "directory", mend="Pass the directory of the run.")
         # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
         self.every_n_steps = _positive_or_none(every_n_steps, "every_n_steps")
@@ -126,22 +126,22 @@ class Checkpoints:
         """The contract saved with a step (the latest for `None`), as plain data.
 
         Raises:
-            FileNotFoundError: there is no such step; the steps there are, are listed.
+            FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: the contract is unreadable or does not match its digest.
         """
         return dict(self._run.document(self.existing(step))["contract"])
 
     def memory(self, step: int | None = None) -> dict[str, Any]:
-        """What callbacks and history remembered at a step (the latest for `None`), as plain data.
+        """The history and the memory of callbacks at a step (the latest for `None`), as plain data.
 
         Raises:
-            FileNotFoundError: there is no such step; the steps there are, are listed.
+            FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: it is unreadable or does not match its digest.
         """
         return dict(self._run.document(self.existing(step)).get("memory", {}))
 
     def readable_contract(self, step: int | None = None) -> dict[str, Any]:
-        """The contract of a step, or of the newest step whose contract is readable; empty if none is."""
+        """The contract of a step; for `None` of the newest step with a readable one, or an empty dict."""
         return self._run.readable_contract() if step is None else self.contract(step)
 
     # Saving
@@ -269,7 +269,7 @@ class Checkpoints:
         best = self._best
         if best is not None and best.metric not in names and not may_come(best.metric):
             raise ValueError(
-                f"keep_best compares {best.metric!r}, and there is {validation.shown(names)}. "
+                f"keep_best compares {best.metric!r}, and the run records {validation.shown(names)}. "
                 "Name one of them, or add the callback that reports it."
             )
 
@@ -310,7 +310,7 @@ class Checkpoints:
             weights_only: take `model_state` alone, and everything else from `like`.
 
         Raises:
-            FileNotFoundError: there is no such step; the steps there are, are listed.
+            FileNotFoundError: there is no such step; the message lists the steps.
             CheckpointMismatchError: the checkpoint does not fit `like`; the message shows both sides of
                 the first leaves that differ.
             DamagedCheckpointError: files are missing, unreadable, or not what was saved.
@@ -373,7 +373,7 @@ class Checkpoints:
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
             f"step {step} could not be saved in {self.directory}: {reason}. "
-            f"On disk: {kept}. Make room or mend the permissions, and save again.",
+            f"On disk: {kept}. Free disk space or fix the permissions, and save again.",
             step=step,
         )
 

@@ -28,7 +28,9 @@ from typing import Any
 
 from phijax_rng import keys
 from phijax_rng._base.digests import digest_fields
+from phijax_rng._base.plain_data import described, plain
 from phijax_rng.checkpoints.document import SCHEMA
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 
 DERIVATION = "seed-split4-fold-split/1"
 """Names the derivation of keys; another name means that the same seed draws other numbers."""
@@ -116,6 +118,7 @@ def build(
         training: what decides the update: module, losses, balancer, optimizer, on_nonfinite.
         environment: from `environment.describe`.
     """
+    adapted = adapt_source(source)
     return {
         "schema": SCHEMA,
         "derivation": DERIVATION,
@@ -123,20 +126,17 @@ def build(
             "root": None if root is None else keys.fingerprint(root),
             "sampling": keys.fingerprint(sampling_key),
             "balancer": keys.fingerprint(balancer_key),
-            **_own_key(source),
+            **_own_key(adapted),
         },
-        "source": describe_part(source),
+        "source": adapted.describe(),
         "training": dict(training),
         **{name: dict(entries) for name, entries in environment.items()},
     }
 
 
-def _own_key(source: Any) -> dict[str, str]:
+def _own_key(source: AdaptedSource) -> dict[str, str]:
     """The key that the source itself draws from, where it shows one."""
-    key = getattr(source, "key", None)
-    if key is None or not keys.is_typed_key(key):
-        return {}
-    return {"source": keys.fingerprint(key)}
+    return {} if source.key is None else {"source": keys.fingerprint(source.key)}
 
 
 # When a balancer is updated, and on what: arguments of the program, which its digest does not tell of.
@@ -145,21 +145,13 @@ _SCHEDULE = ("update_every_n_steps", "update_start_step", "diagnostic_batch_size
 
 def describe_part(part: Any) -> dict[str, Any]:
     """Plain data of a source, sampler or balancer: its own `describe()`, else its class and settings."""
-    schedule = {name: _plain(getattr(part, name)) for name in _SCHEDULE if hasattr(part, name)}
-    if callable(getattr(part, "describe", None)):
-        return {**schedule, **part.describe()}
-    # A kind of its own, not one that a user's subclass inherits.
-    own = vars(type(part)).get("kind")
-    kind = {"kind": own or f"{type(part).__module__}.{type(part).__qualname__}"}
-    if not dataclasses.is_dataclass(part):
-        return {**kind, **schedule}
-    return {**kind, **{f.name: _plain(getattr(part, f.name)) for f in dataclasses.fields(part)}}
+    schedule = {name: plain(getattr(part, name)) for name in _SCHEDULE if hasattr(part, name)}
+    return {**schedule, **described(part, settings=True)}
 
 
 def digest_contents(source: Any) -> dict[str, str]:
     """The digest of what each sampler of a source picks from; empty for a source that does not tell."""
-    contents = source.contents() if callable(getattr(source, "contents", None)) else {}
-    return {name: digest_fields(fields) for name, fields in contents.items()}
+    return {name: digest_fields(fields) for name, fields in adapt_source(source).contents().items()}
 
 
 def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
@@ -210,17 +202,6 @@ _MEANS = {
     "keys": "the keys stay, the batches differ",
     "none": "this is another run",
 }
-
-
-def _plain(value: Any) -> Any:
-    """Settings as JSON holds them; what is none of these is named by its type."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 # Version 0.1.0 saved balancers by the path of their class.

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from phijax_rng._base.plain_data import plain
+
 _PACKAGES = ("jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "phijax-rng")
 
 # JAX settings that change which numbers a program computes; each is read under its own name.
@@ -43,12 +45,8 @@ def _version(package: str) -> str | None:
 
 
 def _settings() -> dict[str, Any]:
-    found = {name: _plain(getattr(jax.config, name, None)) for name in _SETTINGS}
+    found = {name: plain(getattr(jax.config, name, None), str) for name in _SETTINGS}
     return {**found, "XLA_FLAGS": " ".join(os.environ.get("XLA_FLAGS", "").split())}
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _machine(device: jax.Device) -> dict[str, Any]:

@@ -3,20 +3,19 @@
 from phijax_rng._base.exports import publish
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
-from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler, HostSampler
+from phijax_rng.sampling.hosted import DatasetSampler, HostedRowSampler
 from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.sampling.pools import HostPool
-from phijax_rng.sampling.rows import (
+from phijax_rng.sampling.protocols import (
     AdaptiveSampler,
-    RandomRowSampler,
+    HostSampler,
     Sampler,
-    ShuffledRowSampler,
     StepSampler,
-    WeightedRowSampler,
-    weighted_rows,
+    TrainingBatchSource,
 )
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, weighted_rows
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
-from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule, TrainingBatchSource
+from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule
 
 __all__ = [
     "AdaptiveSampler",

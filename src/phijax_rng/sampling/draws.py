@@ -1,7 +1,7 @@
 """The programs that draw the batches of a source: each compiled once for all sources of one structure.
 
 A sampler draws from its place in the split key, or, where it asks for the step, from a stream of its own.
-A source that is a part of another (see `NamedBatchSource.halves`) has the places of the whole.
+A source that is a part of another (see `NamedBatchSource.host_and_device_parts`) has the places of the whole.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from phijax_rng import keys
 from phijax_rng._base.types import Batches, BatchSize, KeyScalar, Step
-from phijax_rng.sampling.rows import AdaptiveSampler, StepSampler
+from phijax_rng.sampling.protocols import AdaptiveSampler, StepSampler
 
 
 def draw(source: Any, step: Step, sampler_state: Mapping[str, Any]) -> Batches:

@@ -10,8 +10,7 @@ from typing import Any
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import BatchSize
-from phijax_rng.sampling.hosted import HostSampler
-from phijax_rng.sampling.rows import AdaptiveSampler, Sampler, StepSampler
+from phijax_rng.sampling.protocols import AdaptiveSampler, HostSampler, Sampler, StepSampler
 
 
 def checked_sizes(samplers: Mapping[str, Any], batch_sizes: Any) -> dict[str, BatchSize]:

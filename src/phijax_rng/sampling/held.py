@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import pytrees
-from phijax_rng.sampling.hosted import HostSampler
+from phijax_rng.sampling.protocols import HostSampler
 
 
 class _Same:

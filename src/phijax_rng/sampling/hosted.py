@@ -15,7 +15,7 @@ The chooser draws what the resident sampler would draw, so where the rows lie mo
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,8 @@ from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng.sampling import row_indices
 from phijax_rng.sampling.pools import as_fields
-from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, StepSampler, WeightedRowSampler
+from phijax_rng.sampling.protocols import HostSampler, StepSampler
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 
 INDEX = "index"
 """The one field of a chooser's batches: int32 row numbers."""
@@ -34,26 +35,6 @@ _ELEMENTS_OF_CONTRACT = 64
 
 # What `resident="auto"` keeps on a device that does not tell how much memory it has, as CPUs do not.
 _RESIDENT_BYTES = 2 * 2**30
-
-
-@runtime_checkable
-class HostSampler(Protocol):
-    """A sampler whose rows are fetched on the host.
-
-    The optional members of a `Sampler` are asked of it as well. Its batches are NumPy arrays.
-    """
-
-    @property
-    def chooser(self) -> Any:
-        """A pytree, `Sampler` or `StepSampler`, whose batches are `{"index": row numbers}`."""
-        ...
-
-    def gather(self, index: np.ndarray[Any, Any]) -> Rows:
-        """The rows with these numbers, on the host: field name -> array of shape `(*index.shape, ...)`.
-
-        The last axis of `index` counts the rows of a batch, axes before it count batches.
-        """
-        ...
 
 
 @pytrees.record(data=("sampler",))

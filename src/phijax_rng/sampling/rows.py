@@ -19,8 +19,7 @@ one. Row numbers are drawn by `choose` or `choose_at` alone; the rows themselves
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,68 +29,6 @@ from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng.sampling import row_indices, weighted
 from phijax_rng.sampling.pools import as_fields
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Draws rows from this step's key alone.
-
-    Optional members: `check_size(size, name)` raises on a size it cannot serve, before anything is
-    traced; `describe()` returns plain data and `contents()` arrays for the contract; `fixed = True` says
-    that every step gets the same rows. A sampler of a finite pool accepts
-    the size `"all"`, and says so by a `num_rows` attribute.
-    """
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows by field name, the leading axis of length `size`. May be traced, `size` is static."""
-        ...
-
-
-@runtime_checkable
-class StepSampler(Protocol):
-    """Draws the rows of an absolute step from a key that is the same at every step.
-
-    The key is `keys.stream(sampling_key, "sampler", name)`. `sample` serves diagnostics.
-    """
-
-    def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
-        """Rows of the batch at `step`, which may be traced."""
-        ...
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows for diagnostics, from an explicit key."""
-        ...
-
-
-@runtime_checkable
-class AdaptiveSampler(Protocol):
-    """Draws rows from a key and a state that follows the residuals, at absolute steps.
-
-    The trainer keeps the state in `TrainState.sampler_state` under the name of the sampler. Before it
-    draws the batch of a step at which the sampler is due, it calls `refresh`.
-
-    Optional members: those of `Sampler`; and `residual_names`, which of the module's residuals are
-    wanted. Without it that is the one that bears the name of the sampler.
-    """
-
-    def init(self, key: KeyScalar) -> Any:
-        """The state before the first refresh: a pytree of arrays."""
-        ...
-
-    def sample(self, key: KeyScalar, size: BatchSize, state: Any) -> Rows:
-        """Rows by field name. May be traced."""
-        ...
-
-    def due(self, step: Step, state: Any) -> Any:
-        """Whether to refresh before the batch of `step` is drawn, a bool of shape `()`. May be traced."""
-        ...
-
-    def refresh(self, key: KeyScalar, state: Any, residuals: Callable[[Rows], jax.Array]) -> Any:
-        """The state after a refresh, of the same structure. May be traced.
-
-        `residuals` maps rows of the sampler's making to an array with one row of residuals for each.
-        """
-        ...
 
 
 @pytrees.record(data=("fields",), meta=("replace", "method", "sort_axis"))

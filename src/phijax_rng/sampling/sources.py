@@ -19,7 +19,7 @@ samplers, so their order is part of the run.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,23 +29,8 @@ from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
 from phijax_rng.sampling import draws, entries
 from phijax_rng.sampling import held as holding
-from phijax_rng.sampling.hosted import INDEX, HostSampler, gather_own, make_sampler, place
-
-
-@runtime_checkable
-class TrainingBatchSource(Protocol):
-    """What the trainer needs of a source: a batch for a step.
-
-    Optional members: `prepare(device)` returns the source as it should be asked; `traceable = True`
-    promises that it is pure in the step and may be traced; `sample(key, batch_sizes)` draws diagnostics;
-    `describe()` returns plain data for the contract; `stacked_batches(steps, count)` draws the batches of a
-    range of steps at once, with a leading axis of steps, see `NamedBatchSource`. A source that does not
-    say it is traceable is asked on the host, with a Python int.
-    """
-
-    def __call__(self, step: Any) -> Any:
-        """The batch of this step: `{name: {field: rows}}`."""
-        ...
+from phijax_rng.sampling.hosted import INDEX, gather_own, make_sampler, place
+from phijax_rng.sampling.protocols import HostSampler
 
 
 @pytrees.record(data=("_samplers", "key"), meta=("names", "dealt_to", "_sizes"))
@@ -211,8 +196,9 @@ class NamedBatchSource:
         """
         if self._adaptive_names:
             raise ValueError(
-                f"sampler {self._adaptive_names[0]!r} keeps a state, which is not known ahead. Ask "
-                "source(step, sampler_state) step by step, or stack the first of source.halves()."
+                f"sampler {self._adaptive_names[0]!r} keeps a state, which is not known ahead. Call "
+                "source(step, sampler_state) step by step, or stack the first of "
+                "source.host_and_device_parts()."
             )
         draw, leaves = self._compiled_steps
         first = min(steps.start, 2**31 - count)
@@ -224,7 +210,7 @@ class NamedBatchSource:
         }
         return self._gathered(batches, own_rows)
 
-    def halves(self) -> "tuple[NamedBatchSource, NamedBatchSource | None]":
+    def host_and_device_parts(self) -> "tuple[NamedBatchSource, NamedBatchSource | None]":
         """Two parts with the keys of the whole: what fetches rows on the host, and what a program draws.
 
         Returns:

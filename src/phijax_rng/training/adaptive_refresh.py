@@ -18,26 +18,19 @@ import jax.numpy as jnp
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import Rows
-from phijax_rng.sampling.rows import AdaptiveSampler
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState
-from phijax_rng.training.ask import ask
 from phijax_rng.training.module import LossModule
 
 # Steps end below it, so the key of `init` is that of no refresh.
 _INIT = 2**31
 
 
-def adaptive_samplers(source: Any) -> dict[str, AdaptiveSampler]:
-    """The samplers of a source that keep a state, by name."""
-    samplers = getattr(source, "samplers", {})
-    return {name: sampler for name, sampler in samplers.items() if isinstance(sampler, AdaptiveSampler)}
-
-
 def with_sampler_state(state: TrainState, source: Any) -> TrainState:
     """`state` with what every adaptive sampler of `source` starts from, where it holds nothing for it yet."""
     missing = {
         name: sampler.init(keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), _INIT))
-        for name, sampler in adaptive_samplers(source).items()
+        for name, sampler in adapt_source(source).adaptive_samplers.items()
         if name not in state.sampler_state
     }
     if not missing:
@@ -48,7 +41,7 @@ def with_sampler_state(state: TrainState, source: Any) -> TrainState:
 
 def adaptive_refresh(module: Any, source: Any) -> "AdaptiveRefresh | None":
     """The refresh of all adaptive samplers of a source; `None` without one."""
-    names = tuple(adaptive_samplers(source))
+    names = tuple(adapt_source(source).adaptive_samplers)
     return AdaptiveRefresh(module, names) if names else None
 
 
@@ -112,11 +105,12 @@ class AdaptiveRefresh:
             state: before the update of `state.step`.
             source: draws the batches; has the samplers of these names.
         """
+        source = adapt_source(source)
         for name in self.names:
             state = self._refreshed(name, state, source)
         return state
 
-    def _refreshed(self, name: str, state: TrainState, source: Any) -> TrainState:
+    def _refreshed(self, name: str, state: TrainState, source: AdaptedSource) -> TrainState:
         if name not in state.sampler_state:
             raise ValueError(
                 f"samplers[{name!r}] keeps a state, and state.sampler_state has "
@@ -128,7 +122,7 @@ class AdaptiveRefresh:
         def refresh(own: Any) -> Any:
             key = keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), state.step)
             sampler_key, residual_key = jax.random.split(key)
-            batches = ask(source, state.step, state.sampler_state)
+            batches = source(state.step, state.sampler_state)
 
             def residuals(rows: Rows) -> jax.Array:
                 found = self.module.residual_rows(state.model_state, {**batches, name: rows}, residual_key)

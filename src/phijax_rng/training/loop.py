@@ -28,13 +28,14 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.devices.placement import Placement, on_device
+from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance, is_trainable
 from phijax_rng.training import cpu_threefry
-from phijax_rng.training.ask import ask
 from phijax_rng.training.balancing import validation as balancer_validation
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
 from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
+from phijax_rng.training.prefetch import InProgramSource, in_program
 from phijax_rng.training.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
@@ -193,7 +194,7 @@ class TrainLoop:
 
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
-        rebuilds, leaves = zip(*map(_split, (source, self._refresh)), strict=True)
+        rebuilds, leaves = zip(*map(_split, (in_program(source), self._refresh)), strict=True)
         return functools.partial(_rebuilt, rebuilds), self._placed.spread(leaves)
 
     def _abstract(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -317,7 +318,7 @@ class _Parts:
 def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
     """One update, and its record, the last entry whether all was finite."""
     source, state, told = _refreshed(parts, state, leaves)
-    batches, mask = parts.split(*_drawn(source, state))
+    batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
     advanced, key = advance(state)
     updated, output = parts.train_step(advanced, batches, key, mask)
     losses = [jnp.asarray(value) for value in output.losses.values()]
@@ -331,13 +332,6 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     return parts.pin(updated), [*losses, *diagnostics, *told, finite]
 
 
-def _drawn(source: Any, state: TrainState) -> tuple[Any, Any]:
-    """The batches of a step, and how many of their rows are true if they were filled up on the host."""
-    if callable(getattr(source, "filled", None)):
-        return source.filled(state.step, state.sampler_state)
-    return ask(source, state.step, state.sampler_state), None
-
-
 def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
     """What an update that is left out still does: it spends its step and its runtime key."""
     _, state, _ = _refreshed(parts, state, leaves)
@@ -345,14 +339,18 @@ def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
     return parts.pin(advanced.replace(step=state.step + 1))
 
 
-def _refreshed(parts: _Parts, state: TrainState, leaves: Any) -> tuple[Any, TrainState, list[jax.Array]]:
+def _refreshed(
+    parts: _Parts, state: TrainState, leaves: Any
+) -> tuple[InProgramSource, TrainState, list[jax.Array]]:
     """The source, the state to draw with, and whether what was renewed is finite, if the refresh tells."""
     source, refresh = parts.rebuild(leaves)
     if refresh is None:
         return source, state, []
+    # A refresh of the user's may call what else the user's source has.
+    given = source.source if isinstance(source, AdaptedSource) else source
     if not hasattr(refresh, "checked"):
-        return source, refresh(state, source), []
-    state, finite = refresh.checked(state, source)
+        return source, refresh(state, given), []
+    state, finite = refresh.checked(state, given)
     return source, state, [finite]
 
 

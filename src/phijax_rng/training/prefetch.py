@@ -13,8 +13,8 @@ All give the same batch at every step, whatever the stack size and wherever the 
 """
 
 import concurrent.futures
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from phijax_rng._base import pytrees, validation
 from phijax_rng.devices import row_masks
 from phijax_rng.devices.placement import Placement
-from phijax_rng.training.ask import ask
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 
 # A stack holds as many steps as fit into this many bytes, at least 1 and at most 64: enough to hide
 # the host's work behind the loop's, and never a second pool on the device.
@@ -33,7 +33,7 @@ _STACK_STEPS = 64
 class ResidentFeed:
     """A traceable source, inside the program."""
 
-    def __init__(self, source: Any):
+    def __init__(self, source: AdaptedSource):
         self.source = source
 
     def at(self, step: int) -> tuple[Any, int | None]:
@@ -52,13 +52,15 @@ class HostFeed:
     """
 
     def __init__(self, source: Any, start: int, stop: int, placement: Placement | None = None):
-        self._all_names = tuple(getattr(source, "names", ()))
-        source, inside = source.halves() if hasattr(source, "halves") else (source, None)
-        self._ask = source
+        adapted = adapt_source(source)
+        self._all_names = adapted.names
+        on_host, inside = adapted.host_and_device_parts()
+        assert on_host is not None, "a traceable source needs no prefetch"
+        self._on_host = on_host
         self._placement = placement
         self._inside = inside if placement is None else placement.spread(inside)
         self._stop = stop
-        first = source(start)
+        first = on_host(start)
         self._count = _stack_size(first)
         self._names = tuple(first) if isinstance(first, Mapping) else None
         self._sizes = jax.tree.map(
@@ -66,13 +68,13 @@ class HostFeed:
         )
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-feed")
         self._start = start
-        self.source = self._stacked(start, first)
+        self.source = self._made(self._stacked(start, first))
         self._next = self._thread.submit(self._stacked, start + self._count)
 
     def at(self, step: int) -> tuple[Any, int]:
         """The stack that holds `step`, and the step behind its last."""
         if step == self._start + self._count:
-            self.source, self._start = self._next.result(), step
+            self.source, self._start = self._made(self._next.result()), step
             self._next = self._thread.submit(self._stacked, step + self._count)
         return self.source, min(self._start + self._count, self._stop)
 
@@ -80,26 +82,26 @@ class HostFeed:
         """Ends the thread after the batch it is drawing."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
+    @staticmethod
+    def _made(stack: "StackedBatches | MixedBatches | None") -> "StackedBatches | MixedBatches":
+        assert stack is not None, "there is no stack from the last step on"
+        return stack
+
     def _stacked(self, start: int, first: Any = None) -> "StackedBatches | MixedBatches | None":
         steps = range(start, min(start + self._count, self._stop))
         if not steps:
             return None
-        together = getattr(self._ask, "stacked_batches", None)
-        if together is None:
-            stacked = self._drawn_alone(steps, first)
+        if self._on_host.can_stack:
+            own_rows = None if self._placement is None else self._placement.shares.own
+            batches = self._on_host.stacked_batches(steps, self._count, own_rows)
+            stacked = _columns(batches, self._names, start)
         else:
-            stacked = _columns(together(steps, self._count, *self._own_rows()), self._names, start)
+            stacked = self._drawn_alone(steps, first)
         # The stack's size is part of the program; what fills it up behind the last step is never read.
         stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
         # Copied to the device by this thread, beside the loop.
         placed = self._placed(np.int32(start), stacked)
         return placed if self._inside is None else MixedBatches(placed, self._inside, self._all_names)
-
-    def _own_rows(self) -> tuple[Callable[[int], Any], ...]:
-        """What a source that can leave out the rows of other processes is told besides."""
-        if self._placement is None or not getattr(self._ask, "fetches_own_rows", False):
-            return ()
-        return (self._placement.shares.own,)
 
     def _placed(self, start: Any, stacked: Any) -> "StackedBatches":
         if self._placement is None or self._placement.mesh is None:
@@ -112,7 +114,7 @@ class HostFeed:
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start
-        batches = [first if first is not None and step == start else self._ask(step) for step in steps]
+        batches = [first if first is not None and step == start else self._on_host(step) for step in steps]
         columns = [_columns(batch, self._names, step) for batch, step in zip(batches, steps, strict=True)]
         return jax.tree.map(lambda *leaves: _stack(leaves, start), *columns)
 
@@ -174,7 +176,7 @@ class MixedBatches:
 
     traceable = True
 
-    def __init__(self, fed: StackedBatches, inside: Any, names: tuple[str, ...]):
+    def __init__(self, fed: StackedBatches, inside: AdaptedSource, names: tuple[str, ...]):
         self.fed = fed
         self.inside = inside
         self.names = names
@@ -182,31 +184,38 @@ class MixedBatches:
     @property
     def samplers(self) -> Mapping[str, Any]:
         """The samplers that draw in the program, by name."""
-        return dict(self.inside.samplers)
+        return self.inside.samplers
 
     def __call__(self, step: Any, sampler_state: Any = None) -> Any:
         """The batch of a step in range; may be traced."""
-        batches = {**self.fed(step), **ask(self.inside, step, sampler_state)}
+        batches = {**self.fed(step), **self.inside(step, sampler_state)}
         return {name: batches[name] for name in self.names}
 
     def filled(self, step: Any, sampler_state: Any = None) -> tuple[Any, Any]:
         """The batch of a step, fed rows as they lie, and how many of each array are true; `None` for all."""
         fed, sizes = self.fed.filled(step)
-        drawn = ask(self.inside, step, sampler_state)
+        drawn = self.inside(step, sampler_state)
         batches = {**fed, **drawn}
         if sizes is not None:
             sizes = {**sizes, **jax.tree.map(row_masks.rows_of, drawn)}
         return {name: batches[name] for name in self.names}, sizes
 
 
+InProgramSource: TypeAlias = AdaptedSource | StackedBatches | MixedBatches
+"""What a program draws batches from, by `filled(step, sampler_state)`."""
+
+
+def in_program(source: Any) -> InProgramSource:
+    """A source of batches as the program calls it."""
+    return source if isinstance(source, (StackedBatches, MixedBatches)) else adapt_source(source)
+
+
 def make_feed(
     source: Any, start: int, stop: int, placement: Placement | None = None
 ) -> ResidentFeed | HostFeed:
     """The feed for a source: resident if it says it is traceable."""
-    validation.function(source, "source")
-    if getattr(source, "traceable", False):
-        return ResidentFeed(source)
-    return HostFeed(source, start, stop, placement)
+    source = adapt_source(source)
+    return ResidentFeed(source) if source.traceable else HostFeed(source, start, stop, placement)
 
 
 def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:

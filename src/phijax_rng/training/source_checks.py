@@ -15,6 +15,7 @@ from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.errors import ImpureSourceError
+from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.sampling.geometry.balls import Ball, Sphere
@@ -24,7 +25,6 @@ from phijax_rng.sampling.hosted import HostedRowSampler
 from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource
-from phijax_rng.training.ask import HostSource, ask
 
 _PURE = {
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
@@ -44,6 +44,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     Raises:
         ImpureSourceError: naming the batches that differ.
     """
+    source = adapt_source(source)
     names = _asked(source)
     if names is not None and not names:
         return
@@ -58,7 +59,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
         )
     others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
-    if same and not getattr(source, "fixed", False) and processes.is_first():
+    if same and not source.fixed and processes.is_first():
         warnings.warn(
             f"the source gives the same {validation.shown(same)} at steps {step} to "
             f"{step + len(others)}. If it means to, "
@@ -68,11 +69,9 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
         )
 
 
-def _asked(source: Any) -> list[str] | None:
+def _asked(source: AdaptedSource) -> list[str] | None:
     """The batches to look at; `None` for all of them."""
-    if isinstance(source, HostSource):
-        source = source.source
-    if not isinstance(source, NamedBatchSource):
+    if not isinstance(source.source, NamedBatchSource):
         return None
     return [
         name
@@ -91,9 +90,9 @@ def _is_pure(sampler: Any) -> bool:
 
 
 def _digests(
-    source: Any, step: int, sampler_state: Mapping[str, Any], names: list[str] | None
+    source: AdaptedSource, step: int, sampler_state: Mapping[str, Any], names: list[str] | None
 ) -> dict[str, str]:
-    batch = ask(source, step, sampler_state)
+    batch = source(step, sampler_state)
     if not isinstance(batch, Mapping):
         return {"batch": digest(batch)}
     return {name: digest(batch[name]) for name in (batch if names is None else names)}

@@ -17,8 +17,8 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import pytrees
 from phijax_rng._base.types import KeyScalar
+from phijax_rng.sampling.adapters import adapt_source
 from phijax_rng.state import TrainState
-from phijax_rng.training.ask import ask
 from phijax_rng.training.balancing import validation as balancer_validation
 from phijax_rng.training.balancing.protocol import checked_sizes
 
@@ -81,7 +81,7 @@ class BalancerRefresh:
 
     def _updated(self, state: TrainState, source: Any) -> tuple[Any, jax.Array]:
         if self.batches is None:
-            batches = ask(source, state.step, state.sampler_state)
+            batches = adapt_source(source)(state.step, state.sampler_state)
         else:
             batches = dict(zip(self.names or (), self.batches, strict=True))
         key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
@@ -120,12 +120,11 @@ def make_refresh(
         return BalancerRefresh(balancer, module)
     if not isinstance(sizes, dict):
         sizes = dict.fromkeys(batch_keys, sizes)
-    if not callable(getattr(source, "sample", None)):
+    source = adapt_source(source)
+    if not source.can_sample:
         raise ValueError(
             f"the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
             f"{source!r}. Give it one, or balance on the batches of the steps (diagnostic_batch_sizes=None)."
         )
     key = keys.fold_in(balancer_key, 0)
-    # A source of the user's own need not know of states.
-    drawn = source.sample(key, sizes, sampler_state) if sampler_state else source.sample(key, sizes)
-    return BalancerRefresh(balancer, module, drawn)
+    return BalancerRefresh(balancer, module, source.sample(key, sizes, sampler_state))
