@@ -74,9 +74,11 @@ class Checkpoints:
         where = validation.path(directory, "directory", mend="Pass the directory of the run.")
         # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
-        self.every_n_steps = _positive_or_none(every_n_steps, "every_n_steps")
+        self.every_n_steps = (
+            None if every_n_steps is None else validation.positive(every_n_steps, "every_n_steps")
+        )
         self.every_minutes = _minutes_or_none(every_minutes)
-        self.max_to_keep = _positive_or_none(max_to_keep, "max_to_keep")
+        self.max_to_keep = None if max_to_keep is None else validation.positive(max_to_keep, "max_to_keep")
         self._best = KeepBest.checked(keep_best, self.every_n_steps)
         self.keep_best = keep_best
         self.asynchronous = validation.flag(asynchronous, "asynchronous")
@@ -84,6 +86,7 @@ class Checkpoints:
         self._values: dict[int, float] = {}
         self._manager: ocp.CheckpointManager | None = None
         self._lock = DirectoryLock(self.directory)
+        self._is_locked = False
         self._in_flight: int | None = None
         self._last_save = time.monotonic()
 
@@ -97,7 +100,7 @@ class Checkpoints:
         if error is not None and processes.several():
             # Closing waits for every process, and an error here need not be one in the others.
             self._manager, self._in_flight = None, None
-            self._lock.release()
+            self._release()
         else:
             self.close()
 
@@ -214,7 +217,7 @@ class Checkpoints:
             self._manager.check_for_errors()
         except Exception as error:
             raise self._save_error(error) from error
-        # With several processes, all or none go on to the agreements of `_drop_old`: all have one in flight.
+        # With several processes `_drop_old` costs two round trips; without a save nothing is there to delete.
         if processes.several() and self._in_flight is None:
             return False
         self._in_flight = None
@@ -238,7 +241,7 @@ class Checkpoints:
             if self._manager is not None:
                 self._manager.close()
                 self._manager = None
-            self._lock.release()
+            self._release()
 
     def lock(self) -> None:
         """Makes this object the one writer of its directory until `close`; `save` does so too.
@@ -246,8 +249,15 @@ class Checkpoints:
         Raises:
             DirectoryInUseError: another job writes to this directory.
         """
+        if self._is_locked:
+            return
         # The first process locks for all: on one host the others would find the directory in use by it.
         processes.first_does(self._lock.acquire)
+        self._is_locked = True
+
+    def _release(self) -> None:
+        self._lock.release()
+        self._is_locked = False
 
     def require_metric(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises a `ValueError` at a step that competes for best without the number that decides."""
@@ -355,7 +365,8 @@ class Checkpoints:
             )
         return self._manager
 
-    def _start(self, step: int, items: Mapping[str, Any], document: SaveDocument) -> None:
+    def _start(self, step: int, items: Mapping[str, ocp.args.CheckpointArgs], document: SaveDocument) -> None:
+        # Not in `save`: the writer must be free before `_save_error` closes the manager, which waits for it.
         try:
             self._writer().save(step, args=ocp.args.Composite(**items), force=True)
         finally:
@@ -383,13 +394,6 @@ class Checkpoints:
             return []
         self._values = self._run.values(self._best.metric, self._values)
         return self._best.best(self._values)
-
-    def _drop(self) -> None:
-        if self._manager is not None:
-            going = dropped(self.steps, self.max_to_keep, self._best_steps())
-            processes.agree(0)  # nobody deletes while another still looks
-            for step in going:
-                self._manager.delete(step)
 
     def _read(self, step: int, parts: Parts, document: Mapping[str, Any]) -> dict[str, list[jax.Array]]:
         targets = {
@@ -433,11 +437,6 @@ class Checkpoints:
         # Orbax casts silently to the dtype of the target. The dtypes in the document were compared with the
         # targets before, and the digest verifies the bits, so a cast cannot pass.
         return {part: arrays.get(part, {}) for part in targets}
-
-
-def _positive_or_none(value: int | None, name: str) -> int | None:
-    """`value` as a positive Python int, or `None`."""
-    return None if value is None else validation.positive(value, name)
 
 
 def _minutes_or_none(value: float | None) -> float | None:
