@@ -23,39 +23,28 @@ def require_uninterrupted(folder, stop):
     assert_trees_bitwise_equal(checkpoints.restore(problem.state()), problem.run(stop))
 
 
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory):
-    """Environment in which all processes of these tests share their compilations."""
-    folder = tmp_path_factory.mktemp("compiled")
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-
-
-def test_a_run_that_is_killed_three_times_ends_in_the_bits_of_an_uninterrupted_one(tmp_path, compiled_once):
-    reference = _kills.run_once(tmp_path / "reference", STOP, env=compiled_once)
+def test_a_run_that_is_killed_three_times_ends_in_the_bits_of_an_uninterrupted_one(tmp_path):
+    reference = _kills.run_once(tmp_path / "reference", STOP)
     assert (reference.returncode, reference.lines[-1]) == (0, f"done {STOP}")
     require_uninterrupted(tmp_path / "reference", STOP)
     rng = np.random.default_rng(20240229)
     per_step = reference.seconds / STOP / 2  # in the first half, so that three kills find it alive
-    kills = _kills.run_until_done(tmp_path / "run", STOP, rng, per_step=per_step, kills=3, env=compiled_once)
+    kills = _kills.run_until_done(tmp_path / "run", STOP, rng, per_step=per_step, kills=3)
     assert len(kills) == 3
     require_uninterrupted(tmp_path / "run", STOP)
 
 
-def test_a_balanced_run_that_is_killed_between_two_updates_ends_in_the_bits_of_an_uninterrupted_one(
-    tmp_path, compiled_once
-):
+@pytest.mark.full
+def test_a_balanced_run_that_is_killed_between_two_updates_ends_in_the_bits_of_an_uninterrupted_one(tmp_path):
     """Updates at every twelfth step: two lie before the save that is left, and at least one behind it."""
     words = ("exit", "", "balanced")
-    with start_python(_kills.SCRIPT, tmp_path, FAR, *words, env=compiled_once) as child:
+    with start_python(_kills.SCRIPT, tmp_path, FAR, *words) as child:
         wait_for_line(child, "step 43/")
         child.send_signal(signal.SIGKILL)
         child.wait(timeout=60)
     saved = Checkpoints(tmp_path).latest_step
     stop = saved + 20
-    done = run_python(_kills.SCRIPT, tmp_path, stop, *words, env=compiled_once)
+    done = run_python(_kills.SCRIPT, tmp_path, stop, *words)
     assert done.stdout.splitlines()[-1] == f"done {stop}"
 
     problem = _problems.heat()
@@ -82,9 +71,9 @@ def test_a_balanced_run_that_is_killed_between_two_updates_ends_in_the_bits_of_a
     ids=["SIGTERM", "SIGTERM returning", "SIGINT"],
 )
 def test_a_signal_ends_a_process_with_a_checkpoint_where_it_stopped(
-    tmp_path, compiled_once, *, number, options, code, last_word
+    tmp_path, *, number, options, code, last_word
 ):
-    with start_python(_kills.SCRIPT, tmp_path, FAR, *options, env=compiled_once) as child:
+    with start_python(_kills.SCRIPT, tmp_path, FAR, *options) as child:
         lines = [wait_for_line(child, "step "), wait_for_line(child, "step ")]
         child.send_signal(number)
         lines += [line.rstrip("\n") for line in child.stdout]

@@ -57,6 +57,7 @@ def _some_cores():
     return cores[:2], cores[:1]
 
 
+@pytest.mark.full
 def test_another_instruction_set_is_named_and_goes_on(tmp_path):
     assert run(tmp_path, 4) == "silent\n[]\n"
     told = run(tmp_path, 6, env={"XLA_FLAGS": "--xla_cpu_max_isa=AVX"})

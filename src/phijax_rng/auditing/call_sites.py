@@ -21,6 +21,8 @@ _INSTALLED = tuple(
 )
 # They wrap other functions, to check annotations; who asked lies further out.
 _TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
+# Behind the frames of this file are the callers of the audit, which are not part of the audited program.
+ENTRY = os.path.join("auditing", "audit.py")
 _HIDDEN = tuple(os.path.join(_OWN, "auditing", name) for name in ("jax_hooks", "recorder.py", "audit.py"))
 
 
@@ -69,7 +71,7 @@ def read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] 
     users: list[tuple[Any, int]] = []
     for code, offset in frames:
         room = room_of(code.co_filename)
-        if room == "hidden" and code.co_filename.endswith("auditing.py") and users:
+        if room == "hidden" and code.co_filename.endswith(ENTRY) and users:
             break
         if room == "random" and through is None:
             function = code.co_name

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from phijax_rng.auditing import jax_hooks
-from phijax_rng.auditing.call_sites import NOWHERE, Place, frames_of, place_of, read_frames, room_of
+from phijax_rng.auditing.call_sites import ENTRY, NOWHERE, Place, frames_of, place_of, read_frames, room_of
 from phijax_rng.auditing.jax_hooks import Mapped, Words
 from phijax_rng.auditing.reachable_arrays import digest_of
 
@@ -238,7 +238,7 @@ class Observer:
             room = room_of(code.co_filename)
             if room == "hidden":
                 evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
-                audited = audited or code.co_filename.endswith("auditing.py")
+                audited = audited or code.co_filename.endswith(ENTRY)
             elif room == "jax" and code.co_name == "while_loop":
                 loops.append(id(frame))
                 self._loops[id(frame)] = frame  # alive, so that no other gets its id
