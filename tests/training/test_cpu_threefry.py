@@ -1,5 +1,7 @@
 """The hash of the compiled loop: JAX's bits, from programs without JAX's loop of five trips."""
 
+import pkgutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from phijax_rng import keys
 from phijax_rng.training import cpu_threefry
+from tests._subprocess import run_python
 
 # Known answers of the authors' Random123 distribution, tests/kat_vectors: threefry 2x32, 20 rounds.
 KNOWN = [
@@ -60,8 +63,34 @@ def test_the_loop_is_gone_on_cpus_and_stays_elsewhere():
     assert "stablehlo.while" in cpu_threefry.lower(program, arguments, "gpu").as_text()
 
 
-def test_a_jax_without_this_door_compiles_its_own_hash(monkeypatch):
+@pytest.mark.parametrize("name", cpu_threefry.PRIVATE_NAMES)
+def test_every_private_name_is_checked_before_use(name, monkeypatch):
+    owner, _, attribute = name.replace(":", ":.").rpartition(".")
+    assert cpu_threefry.is_available()
+    monkeypatch.delattr(pkgutil.resolve_name(owner.replace(":.", ":")), attribute)
+    assert not cpu_threefry.is_available()
+
+
+@pytest.mark.parametrize("name", ["jax.interpreters.mlir:Absent", "jax.extend.absent:threefry2x32_p"])
+def test_a_jax_without_a_private_name_compiles_its_own_hash(name, monkeypatch):
+    monkeypatch.setattr(cpu_threefry, "PRIVATE_NAMES", (*cpu_threefry.PRIVATE_NAMES, name))
+    program = jax.jit(jax.random.bits)
+    assert "stablehlo.while" in cpu_threefry.lower(program, (keys.root_key(42),), "cpu").as_text()
+
+
+def test_a_jax_without_private_parameters_compiles_its_own_hash(monkeypatch):
     monkeypatch.setattr(jax.stages.Traced, "lower", lambda traced: "as JAX does")
-    assert not cpu_threefry.is_open()
     program = jax.jit(jax.random.bits)
     assert cpu_threefry.lower(program, (keys.root_key(42),), "cpu") == "as JAX does"
+
+
+def test_the_package_needs_no_private_name_to_be_imported():
+    run_python("""
+        import sys
+
+        sys.modules["jax.extend.mlir.dialects.stablehlo"] = None
+        import phijax_rng
+        from phijax_rng.training import cpu_threefry
+
+        assert not cpu_threefry.is_available()
+    """)

@@ -16,14 +16,25 @@ import dataclasses
 import functools
 import inspect
 import operator
+import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.mlir.dialects import stablehlo
-from jax.extend.random import threefry2x32_p
-from jax.interpreters import mlir
+
+PRIVATE_NAMES = (
+    "jax.extend.mlir.dialects.stablehlo:OptimizationBarrierOp",
+    "jax.extend.random:threefry2x32_p",
+    "jax.interpreters.mlir:LoweringParameters.override_lowering_rules",
+    "jax.interpreters.mlir:dense_int_array",
+    "jax.interpreters.mlir:ir.DenseElementsAttr",
+)
+"""What `lower` needs of JAX beyond its stable API, besides `_private_parameters` of `Traced.lower`.
+
+Checked before every use and imported nowhere else, so a JAX that lacks one compiles its own hash.
+"""
 
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of the even and of the odd groups of four rounds
@@ -73,9 +84,9 @@ def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any], on: Arithmetic 
 
 
 def lower(program: Any, arguments: tuple[Any, ...], platform: str) -> jax.stages.Lowered:
-    """`program.lower(*arguments)`, with this hash in the place of JAX's where the program runs on CPUs.
+    """`program.lower(*arguments)`, with this hash in place of JAX's where the program runs on CPUs.
 
-    The door to it is not public. Where a JAX has moved it, JAX's own hash is compiled, to the same bits.
+    A JAX that lacks one of `PRIVATE_NAMES` compiles its own hash, to the same bits.
 
     Args:
         program: a jitted function.
@@ -83,51 +94,51 @@ def lower(program: Any, arguments: tuple[Any, ...], platform: str) -> jax.stages
         platform: `device.platform` of the devices to run on.
     """
     traced = program.trace(*arguments)
-    if platform != "cpu" or not is_open():
+    if platform != "cpu" or not is_available():
         return traced.lower()
-    return traced.lower(
-        _private_parameters=mlir.LoweringParameters(override_lowering_rules=((threefry2x32_p, _rule),))
-    )
+    from jax.extend.mlir.dialects import stablehlo  # noqa: PLC0415 - absent from some releases of JAX
+    from jax.extend.random import threefry2x32_p  # noqa: PLC0415
+    from jax.interpreters import mlir  # noqa: PLC0415
+
+    rules = ((threefry2x32_p, _UnrolledRule(mlir, stablehlo)),)
+    return traced.lower(_private_parameters=mlir.LoweringParameters(override_lowering_rules=rules))
 
 
-def is_open() -> bool:
-    """Whether this JAX takes another rule for a primitive of one program."""
-    taken = inspect.signature(jax.stages.Traced.lower).parameters
-    known = getattr(mlir, "LoweringParameters", None)
-    return (
-        "_private_parameters" in taken
-        and dataclasses.is_dataclass(known)
-        and "override_lowering_rules" in {field.name for field in dataclasses.fields(known)}
-    )
+def is_available() -> bool:
+    """Whether this JAX has every private name and lets one program replace the rule of a primitive."""
+    try:
+        for name in PRIVATE_NAMES:
+            pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return "_private_parameters" in inspect.signature(jax.stages.Traced.lower).parameters
 
 
-def _rule(context: mlir.LoweringRuleContext, *words: Any) -> list[Any]:
-    """`threefry2x32_p` with its rounds written out and a barrier on the key; see the module.
+@dataclasses.dataclass(frozen=True)
+class _UnrolledRule:
+    """Lowers `threefry2x32_p` to 20 unrolled rounds behind a barrier on the key; see the module."""
 
-    Written in operations of the program: tracing them on arrays takes longer than all other lowering.
-    """
-    element = words[0].type.element_type
-    target = mlir.ir.RankedTensorType.get(context.avals_out[0].shape, element)
-    settled = stablehlo.OptimizationBarrierOp(words[:2]).results
-    first, second, low, high = (_broadcast(word, target) for word in (*settled, *words[2:]))
-    program = Arithmetic(
-        stablehlo.add,
-        stablehlo.xor,
-        stablehlo.or_,
-        stablehlo.shift_left,
-        stablehlo.shift_right_logical,
-        functools.cache(lambda number: _splat(number, target)),
-    )
-    return list(threefry2x32((first, second), (low, high), program))
+    mlir: ModuleType
+    stablehlo: ModuleType
 
+    def __call__(self, context: Any, *words: Any) -> list[Any]:
+        # Emitted as operations: to trace the rounds on arrays takes longer than all other lowering.
+        ops = self.stablehlo
+        element = words[0].type.element_type
+        target = self.mlir.ir.RankedTensorType.get(context.avals_out[0].shape, element)
+        key = ops.OptimizationBarrierOp(words[:2]).results
+        first, second, low, high = (self._broadcast(word, target) for word in (*key, *words[2:]))
+        constant = functools.cache(functools.partial(self._splat, target))
+        on = Arithmetic(ops.add, ops.xor, ops.or_, ops.shift_left, ops.shift_right_logical, constant)
+        return list(threefry2x32((first, second), (low, high), on))
 
-def _splat(number: int, target: Any) -> Any:
-    element = mlir.ir.IntegerAttr.get(target.element_type, number)
-    return stablehlo.constant(mlir.ir.DenseElementsAttr.get_splat(target, element))
+    def _splat(self, target: Any, number: int) -> Any:
+        element = self.mlir.ir.IntegerAttr.get(target.element_type, number)
+        return self.stablehlo.constant(self.mlir.ir.DenseElementsAttr.get_splat(target, element))
 
-
-def _broadcast(value: Any, target: Any) -> Any:
-    if value.type == target:
-        return value
-    axes = range(target.rank - value.type.rank, target.rank)
-    return stablehlo.broadcast_in_dim(target, value, mlir.dense_int_array(list(axes)))
+    def _broadcast(self, value: Any, target: Any) -> Any:
+        if value.type == target:
+            return value
+        # Under vmap the key and the counter may differ in rank; the trailing axes are the shared ones.
+        axes = self.mlir.dense_int_array(list(range(target.rank - value.type.rank, target.rank)))
+        return self.stablehlo.broadcast_in_dim(target, value, axes)

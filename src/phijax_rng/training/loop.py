@@ -30,7 +30,6 @@ from phijax_rng._base import validation
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance, is_trainable
-from phijax_rng.training import cpu_threefry
 from phijax_rng.training.balancing import validation as balancer_validation
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
@@ -108,6 +107,8 @@ class TrainLoop:
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
         program = jax.jit(functools.partial(_program, update), **self._outputs())
+        from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
+
         lowered = cpu_threefry.lower(program, arguments, self._placed.home.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
         self.names = recorded.names
