@@ -1,4 +1,4 @@
-"""The CSV file is that of a run that was never stopped, whatever a killed process left of it."""
+"""The CSV file is that of an uninterrupted run, whatever a killed process left of it."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ def rows(stop, start=0):
 
 
 def watch(path, history, step, remembered=()):
-    """One look at this step by a fresh process; what it remembers then."""
+    """One call at this step by a fresh process; returns the memories after it."""
     watchers = CallbackRunner(adapt_callbacks((CSVHistory(path, every_n_steps=1),)), dict(remembered))
     watchers.call(make_event(step, history=history))
     return watchers.memories()
@@ -54,7 +54,7 @@ def test_the_file_is_the_history(tmp_path):
     "left", ["nothing", "as it was", "further rows", "half a row", "another file", "less"]
 )
 @pytest.mark.parametrize("cut", [1, 5, 6, 7])
-def test_whatever_was_left_the_file_goes_on_as_one(tmp_path, left, cut):
+def test_the_file_is_that_of_one_run_whatever_a_killed_process_left(tmp_path, left, cut):
     path, history = tmp_path / "history.csv", rows(cut)
     remembered = watch(path, history, cut)
     written = path.read_bytes()
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == table(rows(3))
 
 
-def test_a_run_of_the_version_before_goes_on(tmp_path):
+def test_a_run_of_the_version_before_continues(tmp_path):
     path, history = tmp_path / "history.csv", rows(5)
     path.write_bytes(table(history))
     callback = CSVHistory(path)
@@ -147,7 +147,7 @@ def test_a_path_is_needed(path):
     assert str(caught.value) == f"path must be a path, got {path!r}. Name the file."
 
 
-def test_a_file_of_another_kind_is_refused_and_kept(tmp_path):
+def test_a_file_that_is_no_history_raises_and_stays(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("my,own\n1,2\n")
     with pytest.raises(FileExistsError) as caught:

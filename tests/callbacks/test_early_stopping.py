@@ -16,7 +16,7 @@ def look(stopping, memory, step, **metrics):
 
 
 def looks(stopping, values):
-    """After how many looks it asks to stop; `None` for never."""
+    """After how many calls it stops the run; `None` for never."""
     memory = {}
     for count, value in enumerate(values, start=1):
         if look(stopping, memory, count, loss=value):
@@ -73,10 +73,10 @@ def test_nothing_is_carried_from_one_fit_of_a_trainer_to_the_next():
     assert ends == [12, 12]
 
 
-def test_a_stop_that_came_of_nan_is_told(caplog):
+def test_a_stop_triggered_by_nan_logs_a_warning(caplog):
     assert looks(EarlyStopping("loss", patience=3), [1, NAN, 2, NAN]) == 4
     assert looks(EarlyStopping("loss", patience=2), [NAN, NAN]) == 2
-    assert looks(EarlyStopping("loss", patience=2), [NAN, 1, 2, 2]) == 4  # control: nothing to tell
+    assert looks(EarlyStopping("loss", patience=2), [NAN, 1, 2, 2]) == 4  # control: no warning
     assert caplog.messages == [
         "EarlyStopping stops the run at step 4: 'loss' was NaN in 2 of the last 3 calls",
         "EarlyStopping stops the run at step 2: 'loss' was NaN in 2 of the last 2 calls",
@@ -90,7 +90,7 @@ def show(event):
 show.every_n_steps = 4
 
 
-def test_a_number_that_nothing_gives_is_refused_before_the_first_update(tmp_path):
+def test_a_number_that_nothing_records_raises_before_the_first_update(tmp_path):
     # None of those before may report it.
     before = (Evaluate(lambda m: {"error": 1.0}, name="other"), CSVHistory(tmp_path / "history.csv"))
     callbacks = (*before, EarlyStopping("error", every_n_steps=4), show)
@@ -108,7 +108,7 @@ def test_control_a_number_that_a_callback_before_may_report_is_followed():
     assert (result.iterations, result.stopped_early) == (8, True)
 
 
-def test_a_best_step_by_a_number_that_nothing_gives_is_refused_before_the_first_update(tmp_path):
+def test_a_best_step_by_a_number_that_nothing_records_raises_before_the_first_update(tmp_path):
     saves = Checkpoints(tmp_path, every_n_steps=4, keep_best=("error", 2))
     with pytest.raises(ValueError) as caught:
         Trainer(8, checkpoints=saves, progress=False).fit(HEAT.module, seed=0, **HEAT.arguments)

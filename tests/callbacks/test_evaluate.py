@@ -1,4 +1,4 @@
-"""Evaluations: on a stream of their own, at fixed steps, without influence, seen by those behind them."""
+"""Evaluations: on a separate stream, at fixed steps, without influence, seen by later callbacks."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def test_evaluations_join_the_history_at_their_steps():
             assert row["own/weight"] == float(weight)
 
 
-def test_evaluations_move_no_number_whatever_their_steps_and_names():
+def test_evaluations_change_no_number_of_the_run():
     plain = fit(12).state
     for callback in (Evaluate(draw, every_n_steps=1), Evaluate(draw, every_n_steps=5, name="b")):
         assert_trees_bitwise_equal(fit(12, callback).state, plain)
@@ -88,7 +88,7 @@ def test_the_best_step_may_be_chosen_by_an_evaluation(tmp_path):
     ],
     ids=["no dict", "no number"],
 )
-def test_what_is_no_number_by_name_is_refused(function, error, message):
+def test_results_other_than_numbers_by_name_raise(function, error, message):
     with pytest.raises(error) as caught:
         fit(2, Evaluate(function, every_n_steps=2))
     assert str(caught.value) == message
@@ -116,7 +116,7 @@ def test_what_is_no_number_by_name_is_refused(function, error, message):
     ],
     ids=["no function", "no parameter", "one too many", "one too many beside the key"],
 )
-def test_a_function_that_could_not_be_called_is_refused_at_construction(function, message):
+def test_a_function_with_other_parameters_raises_at_construction(function, message):
     with pytest.raises(TypeError) as caught:
         Evaluate(function)
     assert str(caught.value) == message

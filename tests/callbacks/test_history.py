@@ -43,7 +43,7 @@ def test_a_history_comes_back_from_json_and_goes_on():
     assert History.from_plain({}).plain() == {"names": [], "rows": []}
 
 
-def test_what_was_told_does_not_change_with_what_is_added_later():
+def test_later_rows_do_not_change_a_plain_copy():
     history = make()
     told = history.plain()
     history.add(20, {"late": 1.0})

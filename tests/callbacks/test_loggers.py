@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases get every row once, behind a kill and a resume too."""
+"""TensorBoard and Weights & Biases get every row once, after a kill and a resume too."""
 
 import dataclasses
 import struct
@@ -54,7 +54,7 @@ def test_tensorboard_shows_the_history_of_a_fit(tmp_path):
     trainer = Trainer(
         7, callbacks=(Evaluate(lambda m: {"one": 1}), logger), progress=False, log_every_n_steps=2
     )
-    for _ in range(2):  # nothing is carried over to a second fit, which writes its own file
+    for _ in range(2):  # a second fit starts afresh and writes another file
         result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
         shown = scalars(tmp_path / "board")
         assert {step for _, step in shown} == {2, 4, 6}
@@ -62,11 +62,11 @@ def test_tensorboard_shows_the_history_of_a_fit(tmp_path):
             assert shown["total_loss", row["step"]] == pytest.approx(row["total_loss"], rel=1e-6)
 
 
-def test_tensorboard_shows_no_step_twice_behind_a_kill(tmp_path):
+def test_tensorboard_shows_no_step_twice_after_a_kill(tmp_path):
     killed = CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), {})
     killed.call(make_event(4, history=rows(4)))
     saved = killed.memories()
-    # It went on behind its last save. (Files are sure to be written when they are closed.)
+    # It continued after its last save. (Only closing a file is sure to write it.)
     killed.finish(make_event(8, history=rows(8)))
     assert {*scalars(tmp_path)} == expected(8)
     resumed = CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), saved)
@@ -75,7 +75,7 @@ def test_tensorboard_shows_no_step_twice_behind_a_kill(tmp_path):
     assert {*scalars(tmp_path)} == expected(6)
 
 
-def test_a_logger_that_is_added_later_begins_with_the_rows_there_are(tmp_path):
+def test_a_logger_that_is_added_later_begins_with_the_rows_so_far(tmp_path):
     CallbackRunner(adapt_callbacks((TensorBoardLogger(tmp_path, every_n_steps=1),)), {}).finish(
         make_event(6, history=rows(6))
     )
@@ -110,7 +110,7 @@ def test_wandb_gets_every_row_at_its_step(tmp_path):
     assert run.finished == 0  # it is its owner's to finish
 
 
-def test_a_wandb_run_that_the_logger_begins_is_finished_with_the_fit(monkeypatch):
+def test_a_wandb_run_that_the_logger_starts_is_finished_with_the_fit(monkeypatch):
     begun = []
 
     class Module:

@@ -13,7 +13,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands until a test moves it."""
+    """A clock that only a test moves."""
 
     class Clock:
         now = 100.0
@@ -42,7 +42,7 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_rate(monkeypatch):
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
 
 
-def test_a_bar_says_that_it_compiles_before_the_first_look(monkeypatch):
+def test_a_bar_shows_compiling_before_the_first_step(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
@@ -77,7 +77,7 @@ def test_a_line_is_printed_once(clock):
     assert stream.getvalue() == "step 10/100  fit 1.000e+00\n"
 
 
-def test_the_rate_leaves_out_the_look_that_compiled(clock):
+def test_the_rate_excludes_the_compilation(clock):
     stream = io.StringIO()
     lines = progress.make_progress(True, 0, 1000, stream)
     clock.now += 300
@@ -87,20 +87,20 @@ def test_the_rate_leaves_out_the_look_that_compiled(clock):
     assert stream.getvalue().split("\n")[1] == "step 601/1000  100 steps/s"
 
 
-def test_what_is_told_stands_on_a_line_of_its_own(clock, monkeypatch):
+def test_a_message_is_on_a_separate_line(clock, monkeypatch):
     stream = io.StringIO()
     lines = progress.make_progress(True, 0, 100, stream)
-    lines.log("going on from step 7")
+    lines.log("continuing from step 7")
     lines.show(10, {"fit": 1.0})
     lines.log("step 10 saved")
     lines.close()
-    assert stream.getvalue() == "going on from step 7\nstep 10/100  fit 1.000e+00\nstep 10 saved\n"
+    assert stream.getvalue() == "continuing from step 7\nstep 10/100  fit 1.000e+00\nstep 10 saved\n"
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     bar = progress.make_progress(True, 0, 100, terminal)
-    bar.log("going on from step 7")
+    bar.log("continuing from step 7")
     bar.close()
-    assert "going on from step 7\n" in plain(terminal)
+    assert "continuing from step 7\n" in plain(terminal)
     progress.make_progress(False, 0, 100, stream).log("nothing")
     assert "nothing" not in stream.getvalue()
 

@@ -28,7 +28,7 @@ HEAT = _problems.heat()
 
 
 class Note:
-    """Remembers what it was shown."""
+    """Stores its events."""
 
     def __init__(self, every_n_steps, stop_at=None):
         self.every_n_steps = every_n_steps
@@ -66,7 +66,7 @@ def test_the_state_a_callback_is_given_stays_its_own():
         assert_trees_bitwise_equal(state, HEAT.run(step), dict_order=False)
 
 
-def test_a_callback_that_asks_to_stop_stops_after_every_other_was_called():
+def test_a_callback_stops_the_run_after_every_other_callback_was_called():
     stopper, other = Note(2, stop_at=6), Note(2)
     result = fit(20, stopper, other)
     assert (result.iterations, result.stopped_early, result.interrupted) == (6, True, False)
@@ -84,7 +84,7 @@ def test_an_error_in_a_callback_is_its_own_and_saves_what_was_reached(tmp_path):
     assert Checkpoints(tmp_path).steps == (5,)
 
 
-def test_a_state_asked_for_late_is_the_state_of_its_step():
+def test_a_state_read_late_is_the_state_of_its_step():
     note = Note(4)
     fit(8, note)
     assert_trees_bitwise_equal(note.events[0].state, HEAT.run(4), dict_order=False)
@@ -100,7 +100,7 @@ class Wrong(Note):
 
 
 @pytest.mark.parametrize("callbacks", [3, None, "show", Note(2), {"a": Note(2)}, {1}])
-def test_what_is_no_sequence_of_callbacks_is_refused(callbacks):
+def test_callbacks_other_than_a_sequence_raise(callbacks):
     with pytest.raises(TypeError) as caught:
         Trainer(4, callbacks=callbacks)
     assert str(caught.value) == (
@@ -156,13 +156,13 @@ no_event.every_n_steps = 2
     ],
     ids=lambda value: "",
 )
-def test_what_is_no_callback_is_refused(callback, error, message):
+def test_an_object_that_is_no_callback_raises(callback, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         Trainer(4, callbacks=(callback,))
 
 
 class Evaluate:
-    """Draws and computes a lot, from streams of its own."""
+    """Draws and computes a lot, from separate streams."""
 
     every_n_steps = 1
 
@@ -212,7 +212,7 @@ def test_keys_of_callbacks_are_apart_from_training_and_from_each_other():
 
 
 class Remember:
-    """Keeps the steps it was called at, in its memory."""
+    """Stores the steps of its calls in its memory."""
 
     def __init__(self, every_n_steps=2, name=None):
         self.every_n_steps = every_n_steps
@@ -227,7 +227,7 @@ def remembered(folder, step=None):
     return Checkpoints(folder).memory(step)["callbacks"]
 
 
-def test_what_a_callback_remembers_is_saved_and_goes_on(tmp_path):
+def test_the_memory_of_a_callback_is_saved_and_restored(tmp_path):
     saves = {"checkpoints": Checkpoints(tmp_path, every_n_steps=4)}
     fit(9, Remember(), **saves)
     assert remembered(tmp_path, 4) == {"Remember": {"steps": [2, 4]}}
@@ -243,7 +243,7 @@ def test_a_trainer_used_twice_carries_nothing_over(tmp_path):
         assert remembered(tmp_path / folder) == {"Remember": {"steps": [2, 4]}}
 
 
-def test_callbacks_that_come_and_go_do_not_stand_in_the_way_of_a_resume(tmp_path):
+def test_callbacks_may_be_added_and_removed_at_a_resume(tmp_path):
     def resume(stop, *callbacks):
         trainer = Trainer(stop, callbacks=callbacks, progress=False, checkpoints=Checkpoints(tmp_path))
         with warnings.catch_warnings():
@@ -265,7 +265,7 @@ def test_two_of_a_kind_have_a_memory_each(tmp_path):
     assert remembered(tmp_path) == {"Remember": {"steps": [2, 4, 6]}, "Remember#2": {"steps": [3, 6]}}
 
 
-def test_names_that_look_numbered_lose_no_callback(tmp_path):
+def test_names_that_end_in_a_number_lose_no_callback(tmp_path):
     named = [Remember(2, name) for name in ("a", "a#2", "a")]
     fit(2, *named, checkpoints=Checkpoints(tmp_path))
     assert remembered(tmp_path) == {name: {"steps": [2]} for name in ("a", "a#2", "a#3")}
@@ -292,7 +292,7 @@ def test_names_that_look_numbered_lose_no_callback(tmp_path):
     ],
     ids=["NumPy", "tuple", "number as a key"],
 )
-def test_what_json_would_change_is_not_remembered(kept, message):
+def test_memory_that_json_would_change_raises(kept, message):
     def keep(event):
         event.memory.update(kept)
 
@@ -305,7 +305,7 @@ def test_what_json_would_change_is_not_remembered(kept, message):
 # Reports
 
 
-def test_a_report_is_seen_by_those_behind_and_stands_in_the_history(tmp_path):
+def test_later_callbacks_and_the_history_have_a_report(tmp_path):
     def tell(event):
         event.report({"own": event.step / 2})
 
@@ -365,7 +365,7 @@ class Fail:
         raise self.error
 
 
-def test_an_error_keeps_the_others_calls_the_save_and_the_result(tmp_path):
+def test_an_error_skips_no_other_callback_and_carries_the_result(tmp_path):
     before, behind = Remember(5, "before"), Remember(5, "behind")
     with pytest.raises(RuntimeError) as caught:
         fit(20, before, Fail(RuntimeError("no room")), behind, checkpoints=Checkpoints(tmp_path))
@@ -443,7 +443,7 @@ def test_a_save_that_fails_is_not_hidden_by_a_callback_that_does(tmp_path, monke
     assert_trees_bitwise_equal(caught.value.state, HEAT.run(6))
 
 
-def test_an_error_at_the_end_hands_over_the_whole_result(tmp_path):
+def test_an_error_at_the_end_carries_the_complete_result(tmp_path):
     class Closing(Note):
         def finish(self, event):
             raise OSError("the disk is full")
@@ -456,7 +456,7 @@ def test_an_error_at_the_end_hands_over_the_whole_result(tmp_path):
     assert Checkpoints(tmp_path).steps == (6,)
 
 
-def test_a_bool_of_numpy_stops_and_other_answers_are_refused():
+def test_a_bool_of_numpy_stops_and_other_answers_raise():
     def stop(event):
         return np.bool_(event.step >= 4)
 

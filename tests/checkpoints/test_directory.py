@@ -29,7 +29,7 @@ def test_the_best_are_the_least_and_the_earlier_of_two_equals(options, best):
     ("max_to_keep", "best", "gone"),
     [(1, [2], [4, 6]), (2, [2, 4], []), (9, [], []), (None, [], []), (1, [], [2, 4, 6]), (2, [8], [2, 4])],
 )
-def test_what_is_neither_new_nor_best_goes(max_to_keep, best, gone):
+def test_steps_neither_new_nor_best_are_deleted(max_to_keep, best, gone):
     assert dropped((2, 4, 6, 8), max_to_keep, best) == gone
 
 
@@ -54,7 +54,7 @@ def test_the_newest_stays_however_bad_it_is(tmp_path):
         assert checkpoints.steps == (5, 6)
 
 
-def test_a_process_that_goes_on_knows_the_best_of_those_before(tmp_path):
+def test_a_resumed_process_knows_the_best_of_those_before(tmp_path):
     options = {"every_n_steps": 1, "max_to_keep": 1, "keep_best": ("loss", 2)}
     for step, value in enumerate([3.0, 1.0, 5.0, 2.0, 4.0]):
         with Checkpoints(tmp_path, **options) as checkpoints:
@@ -116,7 +116,7 @@ def test_options_are_checked_at_construction(tmp_path, options, error, message):
     assert str(caught.value) == message
 
 
-def test_a_metric_that_no_save_has_is_refused_and_the_save_stands(tmp_path):
+def test_a_metric_that_no_save_has_raises_after_the_save(tmp_path):
     checkpoints = Checkpoints(tmp_path, every_n_steps=2, keep_best=("total_los", 1))
 
     def reports_nothing(event):

@@ -1,4 +1,4 @@
-"""One writer for one directory, whatever the platform and whatever became of the writer before."""
+"""One writer for one directory, on every platform, and whatever happened to the writer before."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ def test_nothing_is_written_through_a_symbolic_link(tmp_path):
     assert target.read_text() == "kept"
 
 
-def test_a_full_disk_keeps_no_run_from_continuing(tmp_path, monkeypatch):
+def test_a_full_disk_stops_no_run(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -101,7 +101,7 @@ class TestWithoutFlock:
 
         monkeypatch.setattr(filelock, "lock_descriptor", missing)
 
-    def test_a_second_writer_is_refused_and_the_owner_named(self, tmp_path):
+    def test_a_second_writer_raises_and_names_the_owner(self, tmp_path):
         owner, other = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
         owner.acquire()
         owner.acquire()

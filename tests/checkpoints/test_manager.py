@@ -171,7 +171,7 @@ def mismatch(tmp_path, was, now, **options):
     return str(caught.value)
 
 
-def test_another_shape_is_refused_with_its_path_and_both_sides(tmp_path):
+def test_another_shape_raises_with_its_path_and_both_sides(tmp_path):
     was = state_with({"dense": {"kernel": jnp.zeros((64, 32))}}, step=400)
     now = state_with({"dense": {"kernel": jnp.zeros((64, 48))}})
     assert mismatch(tmp_path, was, now) == (
@@ -183,7 +183,7 @@ def test_another_shape_is_refused_with_its_path_and_both_sides(tmp_path):
     )
 
 
-def test_another_dtype_is_refused_and_not_cast(tmp_path):
+def test_another_dtype_raises_and_is_not_cast(tmp_path):
     was = state_with({"w": jnp.zeros(2, jnp.float32)})
     now = state_with({"w": jnp.zeros(2, jnp.bfloat16)})
     assert mismatch(tmp_path, was, now, weights_only=True) == (
@@ -195,7 +195,7 @@ def test_another_dtype_is_refused_and_not_cast(tmp_path):
     )
 
 
-def test_another_key_implementation_is_refused(tmp_path):
+def test_another_key_implementation_raises(tmp_path):
     was, now = state_with({}), state_with({}, implementation="rbg")
     message = mismatch(tmp_path, was, now)
     for name in ("rng_key", "sampling_key", "balancer_key"):
@@ -225,7 +225,7 @@ def test_another_key_implementation_is_refused(tmp_path):
         ("model_state", {"v": jnp.zeros(3)}, "Build the run with the model it was saved from."),
     ],
 )
-def test_what_to_build_as_it_was_is_named(tmp_path, field, value, mend):
+def test_the_message_names_what_to_build_as_it_was(tmp_path, field, value, mend):
     was = state_with({"w": jnp.zeros(2)})
     assert mismatch(tmp_path, was, was.replace(**{field: value})).split("\n")[-1] == mend
 
@@ -280,7 +280,7 @@ def test_a_missing_step_lists_the_steps_there_are(tmp_path):
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["no directory", "empty directory"])
-def test_asking_a_directory_without_a_run_creates_nothing(tmp_path, made):
+def test_reading_a_directory_without_a_run_creates_nothing(tmp_path, made):
     folder = tmp_path / "run"
     if made:
         folder.mkdir()
@@ -348,7 +348,7 @@ def test_what_is_no_step_is_not_counted(tmp_path):
 # Paths
 
 
-def test_a_relative_path_is_kept_where_it_was_named(tmp_path, monkeypatch):
+def test_a_relative_path_is_resolved_at_construction(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -422,7 +422,7 @@ def test_an_asynchronous_save_survives_donation_of_what_it_saves(tmp_path):
     assert float(state.model_state["w"][0]) == -1
 
 
-def test_saving_a_step_that_is_there_is_refused(tmp_path):
+def test_saving_a_step_twice_raises(tmp_path):
     state = state_with({"w": jnp.ones(1)}, step=3)
     message = f"step 3 is already saved in {tmp_path / 'run'}. Continue from it, or use another directory."
     with saved(tmp_path / "run", state) as checkpoints:
@@ -462,7 +462,7 @@ def test_retention_counts_what_an_earlier_process_left(tmp_path):
     assert Checkpoints(tmp_path / "run").steps == (2, 3)
 
 
-def test_steps_behind_a_rewind_are_moved_and_can_be_saved_again(tmp_path):
+def test_steps_after_a_rewind_are_moved_and_can_be_saved_again(tmp_path):
     with Checkpoints(tmp_path / "run", max_to_keep=None) as checkpoints:
         for value in (0.0, 1.0, 2.0):
             for step in (10, 20, 30):
@@ -512,7 +512,7 @@ def test_a_failure_in_the_background_is_raised(tmp_path, monkeypatch, ask):
     assert failed_in and threading.main_thread() not in failed_in
     assert (caught.value.step, caught.value.state) == (2, None)
     monkeypatch.undo()
-    # The save that failed does not count, and the one before it stands.
+    # The save that failed does not count, and the one before it is intact.
     assert checkpoints.steps == (1,)
     assert int(checkpoints.restore(following).step) == 1
 
@@ -597,7 +597,7 @@ def test_a_lock_is_taken_once_and_makes_the_directory(tmp_path):
         other.lock()
 
 
-# Damage; `faults/test_damage.py` has the whole list
+# Damage; `faults/test_damage.py` has the complete list
 
 
 # Orbax leaves coroutines unawaited when a read fails half-way.
