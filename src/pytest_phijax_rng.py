@@ -49,10 +49,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             stack.enter_context(assert_global_rng_untouched())
         if reuse is None:
             return (yield)
-        from phijax_rng.auditing.audit import Session  # noqa: PLC0415
+        from phijax_rng.auditing.session import Session  # noqa: PLC0415
 
         session = Session(allow=_allowed(*reuse.args, **reuse.kwargs))
-        with session.observer.observing():
+        with session.observing():
             result = yield
         report = session.report()
         if not report.clean:

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from phijax_rng import audit, keys
-from phijax_rng.auditing.audit import Session
 from phijax_rng.auditing.findings import MENDS, NOTES
 from phijax_rng.auditing.jax_hooks import patches
 from phijax_rng.auditing.jax_hooks.walks import KINDS
+from phijax_rng.auditing.session import Session
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
 from tests._subprocess import run_python
@@ -170,6 +170,23 @@ def test_a_draw_from_a_legacy_key_is_recorded_with_its_dtype() -> None:
     assert [(draw.primitive, draw.dtype) for draw in drawn] == [("normal", "float32"), ("uniform", "float16")]
 
 
+def test_an_import_of_the_package_loads_no_hooks_into_jax() -> None:
+    code = """
+        import sys
+        import phijax_rng
+        from phijax_rng.auditing import AuditReport, audit
+
+        loaded = {name for name in sys.modules if name.startswith("phijax_rng.auditing.")}
+        assert "phijax_rng.auditing.audit" in loaded  # the control
+        hooks = {name for name in loaded if name.split(".")[2] in ("recorder", "session", "jax_hooks")}
+        assert hooks == set(), hooks
+        assert phijax_rng.audit is audit
+        audit(lambda: None)
+        assert "phijax_rng.auditing.jax_hooks.patches" in sys.modules
+    """
+    run_python(code)
+
+
 def test_the_first_audit_of_a_process_is_clean() -> None:
     code = """
         import jax
@@ -238,8 +255,8 @@ def test_what_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
 def test_what_ran_unwatched_before_is_watched_all_the_same() -> None:
     session = Session(names={"key": KEY})
     noise = jax.jit(lambda key: jax.random.normal(jax.random.fold_in(key, 1)))
-    with session.observer.observing():
-        with session.observer.blinded():
+    with session.observing():
+        with session.unobserved():
             noise(KEY), jax.random.fold_in(KEY, 2)
         noise(KEY), jax.random.normal(jax.random.fold_in(KEY, 2))
     assert names_of(session.report()) == ["key.fold_in(1)", "key.fold_in(2)"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phijax_rng.auditing import analysis, findings, jax_hooks
+from phijax_rng.auditing import analysis, events, findings
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,5 @@ def test_a_key_without_a_name_is_shown_as_keys_shows_it() -> None:
 
     from phijax_rng import keys
 
-    (bits,) = findings.bits_of(jax_hooks.words_of(jax.random.key(5)))
+    (bits,) = findings.bits_of(events.words_of(jax.random.key(5)))
     assert findings.fingerprint(bits) == keys.fingerprint(jax.random.key(5)) == "threefry2x32:0-5"

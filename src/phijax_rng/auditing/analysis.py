@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phijax_rng.auditing.call_sites import Line, Place, library_of
+from phijax_rng.auditing.events import Event
 from phijax_rng.auditing.findings import (
     MENDS,
     NOTES,
@@ -22,7 +23,6 @@ from phijax_rng.auditing.findings import (
     name_matches,
 )
 from phijax_rng.auditing.key_lineage import Derivation, History, Use, seed_in
-from phijax_rng.auditing.recorder import Event
 
 _RBG = ("rbg", "unsafe_rbg")
 _PERMUTATIONS = ("permute_index", "invert_index")

@@ -21,9 +21,10 @@ _INSTALLED = tuple(
 )
 # They wrap other functions, to check annotations; who asked lies further out.
 _TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
-# Behind the frames of this file are the callers of the audit, which are not part of the audited program.
-ENTRY = os.path.join("auditing", "audit.py")
-_HIDDEN = tuple(os.path.join(_OWN, "auditing", name) for name in ("jax_hooks", "recorder.py", "audit.py"))
+_AUDIT = os.path.join(_OWN, "auditing", "audit.py")
+_HIDDEN = tuple(
+    os.path.join(_OWN, "auditing", name) for name in ("jax_hooks", "recorder.py", "session.py", "audit.py")
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -71,7 +72,7 @@ def read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] 
     users: list[tuple[Any, int]] = []
     for code, offset in frames:
         room = room_of(code.co_filename)
-        if room == "hidden" and code.co_filename.endswith(ENTRY) and users:
+        if room == "hidden" and is_audit(code) and users:
             break
         if room == "random" and through is None:
             function = code.co_name
@@ -82,6 +83,11 @@ def read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] 
     if through is None:
         return None
     return place_of(users, (through[0], _line_number(*through))), function, through
+
+
+def is_audit(code: Any) -> bool:
+    """Whether a frame belongs to `audit` itself: what called it is not a caller of the audited code."""
+    return bool(code.co_filename == _AUDIT)
 
 
 def _line_number(code: Any, offset: int) -> int:

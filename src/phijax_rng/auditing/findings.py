@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.auditing.call_sites import Line, Place
-from phijax_rng.auditing.jax_hooks import Words
+from phijax_rng.auditing.events import Words
 
 Bits = tuple[str, bytes]
 """A key as it is compared: implementation and words."""

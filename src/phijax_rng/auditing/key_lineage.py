@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.auditing.call_sites import Place
+from phijax_rng.auditing.events import Event, Row
 from phijax_rng.auditing.findings import Bits, Draw, bits_of, fingerprint
-from phijax_rng.auditing.recorder import Event, Row
 
 _DERIVATIONS = ("split", "fold_in", "key", "PRNGKey", "wrap_key_data", "key_data", "clone", "key_impl")
 """Functions of `jax.random` that make keys and draw nothing."""

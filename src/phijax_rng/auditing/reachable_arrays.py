@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng.auditing.jax_hooks import words_of
+from phijax_rng.auditing.events import words_of
 
 
 def digest_of(value: Any) -> str:

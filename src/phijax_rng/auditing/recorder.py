@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from phijax_rng.auditing import jax_hooks
-from phijax_rng.auditing.call_sites import ENTRY, NOWHERE, Place, frames_of, place_of, read_frames, room_of
-from phijax_rng.auditing.jax_hooks import Mapped, Words
+from phijax_rng.auditing.call_sites import NOWHERE, Place, frames_of, is_audit, place_of, read_frames, room_of
+from phijax_rng.auditing.events import Call, Event, Unseen, Words
 from phijax_rng.auditing.reachable_arrays import digest_of
 
 # Functions of this package whose frames say more than the primitive does.
@@ -29,71 +29,6 @@ _SPEAKING = {
     ("shuffle.py", "permute_index"): ("permute_index", ("index", "n")),
     ("shuffle.py", "invert_index"): ("invert_index", ("index", "n")),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a function of `jax.random` (or, outside of those, one primitive)."""
-
-    number: int
-    function: str
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-    seed: int | None = None  # as it was asked for
-
-
-Row = tuple[int, int, Mapped]
-"""Group, place in the group, and the map whose rows they are."""
-
-
-@dataclasses.dataclass
-class Event:
-    """One random primitive that ran, or one draw from a generator of the host.
-
-    Attributes:
-        kind: a word of `jax_hooks.KINDS`, `"clone"`, or `"host"`.
-        keys: what it was given; `None` for a seed or raw words.
-        out: the keys that came out.
-        data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
-        shape, bits: of a draw for one key.
-        place: who asked.
-        call: the call it belongs to.
-        speaking: a function of this package around it, and what it was asked for.
-        maps: every `vmap` around it.
-        rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
-        differentiations: `(number, digest of what it was given)` for every differentiation around it.
-        backward: whether it ran in a backward pass, or where `checkpoint` computes its block again.
-        meshes: names of the mesh axes around it.
-        loops: Python loops of `lax.while_loop` around it.
-        ask: `(number, what was asked for)` for the request of the run's own loop that it answers.
-        code: the innermost function of the user around it, where it runs now.
-    """
-
-    kind: str
-    keys: Words | None
-    out: Words | None
-    place: Place
-    call: Call
-    data: Any = None
-    shape: tuple[int, ...] = ()
-    bits: int = 32
-    speaking: tuple[str, Any] | None = None
-    maps: tuple[Mapped, ...] = ()
-    rows: tuple[Row, ...] = ()
-    differentiations: tuple[tuple[int, str], ...] = ()
-    backward: bool = False
-    meshes: tuple[str, ...] = ()
-    loops: tuple[int, ...] = ()
-    ask: tuple[int, str] | None = None
-    code: Any = dataclasses.field(default=None, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Unseen:
-    """A region that may hold draws and could not be observed."""
-
-    what: str
-    place: Place
 
 
 class Observer:
@@ -238,7 +173,7 @@ class Observer:
             room = room_of(code.co_filename)
             if room == "hidden":
                 evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
-                audited = audited or code.co_filename.endswith(ENTRY)
+                audited = audited or is_audit(code)
             elif room == "jax" and code.co_name == "while_loop":
                 loops.append(id(frame))
                 self._loops[id(frame)] = frame  # alive, so that no other gets its id

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from phijax_rng import keys
-from phijax_rng.auditing.audit import AuditReport, Session
+from phijax_rng.auditing.audit import AuditReport
+from phijax_rng.auditing.session import Session
 from phijax_rng.devices.placement import Placement, resolve
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState, advance, initialize_train_state
@@ -45,7 +46,7 @@ def rehearse(
     root = keys.root_key(seed)
     home = (placement or resolve()).home
     session = Session(names={"root": root}, allow=allow, kept=KEPT)
-    with session.observer.observing():
+    with session.observing():
         streams = keys.split_root(root)
         for name in ("model", "runtime", "sampling", "balancer"):
             session.name(f"root.{name}", getattr(streams, name))
@@ -102,7 +103,7 @@ def _admitted(source: AdaptedSource, batch_keys: tuple[str, ...], home: Any) -> 
 
 def _name_step(session: Session, source: AdaptedSource, state: TrainState, step: int) -> None:
     """Names the keys of a step before they are used."""
-    with session.observer.blinded():
+    with session.unobserved():
         session.name(f"root.sampling.step[{step}]", keys.step_key(state.sampling_key, step))
         for name, key in source.sampler_keys(step).items():
             session.name(f"root.sampling.step[{step}].{name}", key)

@@ -25,6 +25,6 @@ replaced is put back on every way out.
 
 from phijax_rng.auditing.jax_hooks.patches import watching
 from phijax_rng.auditing.jax_hooks.swaps import beside
-from phijax_rng.auditing.jax_hooks.watcher import Evaluation, Mapped, Watcher, Words, words_of
+from phijax_rng.auditing.jax_hooks.watcher import Evaluation, Watcher
 
-__all__ = ["Evaluation", "Mapped", "Watcher", "Words", "beside", "watching", "words_of"]
+__all__ = ["Evaluation", "Watcher", "beside", "watching"]

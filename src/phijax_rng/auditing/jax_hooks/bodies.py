@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phijax_rng.auditing.jax_hooks.watcher import words_of
+from phijax_rng.auditing.events import words_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -8,9 +8,10 @@ from typing import Any
 import jax.extend.core.primitives as jep
 import numpy as np
 
+from phijax_rng.auditing.events import Words, words_of
 from phijax_rng.auditing.jax_hooks.swaps import Internals, Swaps, disable_jit
 from phijax_rng.auditing.jax_hooks.walks import KINDS, WALKS, holds_draw
-from phijax_rng.auditing.jax_hooks.watcher import Evaluation, Words, active, mine, words_of
+from phijax_rng.auditing.jax_hooks.watcher import Evaluation, active, mine
 
 HIDDEN_KINDS = {"random_wrap_p": "wrap", "random_unwrap_p": "unwrap"}
 """Primitives that JAX does not export; they live beside its typed keys."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 
+from phijax_rng.auditing.events import Mapped, Push
 from phijax_rng.auditing.jax_hooks.swaps import Internals, Swaps
 from phijax_rng.auditing.jax_hooks.walks import RANDOM, by_row, holds_draw, map_over_mesh
-from phijax_rng.auditing.jax_hooks.watcher import Mapped, Push, mine
+from phijax_rng.auditing.jax_hooks.watcher import mine
 
 
 def install(swaps: Swaps, source: Internals) -> None:

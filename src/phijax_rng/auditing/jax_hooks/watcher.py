@@ -8,8 +8,6 @@ import dataclasses
 import threading
 from typing import Any, Protocol
 
-import numpy as np
-
 
 class Watcher(Protocol):
     """What is told of the run. All calls come from the thread that is watched."""
@@ -36,60 +34,12 @@ class Watcher(Protocol):
         """If the caller is `lax.while_loop`: its Python loop gave up, and will run again from its start."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """The bits of an array of keys: one row of uint32 words for each key, and the shape of the array."""
-
-    implementation: str
-    rows: np.ndarray[Any, Any]
-    shape: tuple[int, ...]
-
-
 @dataclasses.dataclass
 class Evaluation:
     """One walk over the equations of a jaxpr."""
 
     number: int
     equation: Any = None
-
-
-@dataclasses.dataclass(eq=False)
-class Push:
-    """One forward derivative: the maps that its tangents vary over, and those that its values vary over.
-
-    Where a map reaches the tangents alone, as in `jacfwd`, all its rows differentiate one computation, and
-    rightly share what it draws. A map is known by the id of its tag, which lives as long as the map.
-    """
-
-    tangents: set[int]
-    values: set[int] = dataclasses.field(default_factory=set)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Mapped:
-    """One `vmap` around a draw."""
-
-    size: int
-    name: Any
-    mapped: bool  # whether the key is
-    tag: Any
-    pushes: tuple[Push, ...]
-
-    @property
-    def shared(self) -> bool:
-        """Whether all rows draw from one key; known when the outermost derivative is done."""
-        return not self.mapped and self.size > 1 and not self.excused
-
-    @property
-    def excused(self) -> bool:
-        """Whether the rows are tangents of one computation."""
-        return any(id(self.tag) not in push.values for push in self.pushes)
-
-
-def words_of(keys: Any) -> Words:
-    """The bits of typed keys that are known."""
-    base = np.asarray(keys._base_array)
-    return Words(keys._impl.name, base.reshape(-1, base.shape[-1]), tuple(keys.shape))
 
 
 _active: Watcher | None = None

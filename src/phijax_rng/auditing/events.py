@@ -1,0 +1,121 @@
+"""What an audit records: one event for each random primitive that ran, with the bits of its keys."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from phijax_rng.auditing.call_sites import Place
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The bits of an array of keys: one row of uint32 words for each key, and the shape of the array."""
+
+    implementation: str
+    rows: np.ndarray[Any, Any]
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Push:
+    """One forward derivative: the maps that its tangents vary over, and those that its values vary over.
+
+    Where a map reaches the tangents alone, as in `jacfwd`, all its rows differentiate one computation, and
+    rightly share what it draws. A map is known by the id of its tag, which lives as long as the map.
+    """
+
+    tangents: set[int]
+    values: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mapped:
+    """One `vmap` around a draw."""
+
+    size: int
+    name: Any
+    mapped: bool  # whether the key is
+    tag: Any
+    pushes: tuple[Push, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows draw from one key; known when the outermost derivative is done."""
+        return not self.mapped and self.size > 1 and not self.excused
+
+    @property
+    def excused(self) -> bool:
+        """Whether the rows are tangents of one computation."""
+        return any(id(self.tag) not in push.values for push in self.pushes)
+
+
+def words_of(keys: Any) -> Words:
+    """The bits of typed keys that are known."""
+    base = np.asarray(keys._base_array)
+    return Words(keys._impl.name, base.reshape(-1, base.shape[-1]), tuple(keys.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a function of `jax.random` (or, outside of those, one primitive)."""
+
+    number: int
+    function: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    seed: int | None = None  # as it was asked for
+
+
+Row = tuple[int, int, Mapped]
+"""Group, place in the group, and the map whose rows they are."""
+
+
+@dataclasses.dataclass
+class Event:
+    """One random primitive that ran, or one draw from a generator of the host.
+
+    Attributes:
+        kind: a word of `jax_hooks.KINDS`, `"clone"`, or `"host"`.
+        keys: what it was given; `None` for a seed or raw words.
+        out: the keys that came out.
+        data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
+        shape, bits: of a draw for one key.
+        place: who asked.
+        call: the call it belongs to.
+        speaking: a function of this package around it, and what it was asked for.
+        maps: every `vmap` around it.
+        rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
+        differentiations: `(number, digest of what it was given)` for every differentiation around it.
+        backward: whether it ran in a backward pass, or where `checkpoint` computes its block again.
+        meshes: names of the mesh axes around it.
+        loops: Python loops of `lax.while_loop` around it.
+        ask: `(number, what was asked for)` for the request of the run's own loop that it answers.
+        code: the innermost function of the user around it, where it runs now.
+    """
+
+    kind: str
+    keys: Words | None
+    out: Words | None
+    place: Place
+    call: Call
+    data: Any = None
+    shape: tuple[int, ...] = ()
+    bits: int = 32
+    speaking: tuple[str, Any] | None = None
+    maps: tuple[Mapped, ...] = ()
+    rows: tuple[Row, ...] = ()
+    differentiations: tuple[tuple[int, str], ...] = ()
+    backward: bool = False
+    meshes: tuple[str, ...] = ()
+    loops: tuple[int, ...] = ()
+    ask: tuple[int, str] | None = None
+    code: Any = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Unseen:
+    """A region that may hold draws and could not be observed."""
+
+    what: str
+    place: Place
