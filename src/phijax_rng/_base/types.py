@@ -16,6 +16,12 @@ Seed: TypeAlias = int | np.integer[Any] | jax.Array | np.ndarray[Any, Any] | Non
 Step: TypeAlias = int | np.integer[Any] | jax.Array
 """Completed optimizer updates; a whole number in [0, 2**31), traced or not."""
 
+ModelState: TypeAlias = Any
+"""Parameters and variables of a model: any pytree."""
+
+BalancerState: TypeAlias = Any
+"""What a balancer carries from step to step: any pytree of arrays."""
+
 BatchSize: TypeAlias = int | Literal["all"]
 Rows: TypeAlias = dict[str, Any]
 """One batch of one sampler: field name -> array whose leading axis counts rows."""

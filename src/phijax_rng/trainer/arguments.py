@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from phijax_rng.training.balancing.protocol import is_scheduled
-from phijax_rng.training.balancing.validation import require_balancer
+from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.module import DataModule, LossModule, require_mask
 
 
@@ -18,7 +17,7 @@ def require_module(module: Any, balancer: Any, *, combines: bool = True) -> None
     if not isinstance(module, LossModule):
         raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
     if balancer is not None:
-        require_balancer(balancer, module.loss_names, alone=combines)
+        adapt_balancer(balancer).require_consistent(module.loss_names, alone=combines)
 
 
 def require_optimizer(optimizer: Any) -> None:
@@ -33,7 +32,7 @@ def require_update(module: Any, optimizer: Any, train_step: Any, balancer: Any, 
         require_module(module, balancer)
         require_optimizer(optimizer)
         return
-    if is_scheduled(balancer):
+    if adapt_balancer(balancer).schedule is not None:
         require_module(module, balancer, combines=False)
     elif balancer is not None:
         raise ValueError(

@@ -19,7 +19,7 @@ from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState, advance, initialize_train_state
 from phijax_rng.trainer.run_spec import refresh_of, require_batches, require_inside
 from phijax_rng.training.adaptive_refresh import with_sampler_state
-from phijax_rng.training.balancing.validation import initial_state
+from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.step import LossTrainStep
 
 KEPT = ("root.sampling.stream('sampler', *)",)
@@ -50,7 +50,7 @@ def rehearse(
         streams = keys.split_root(root)
         for name in ("model", "runtime", "sampling", "balancer"):
             session.name(f"root.{name}", getattr(streams, name))
-        balancer_state = initial_state(balancer)
+        balancer_state = adapt_balancer(balancer).initial_state()
         model_state = module.init(streams.model)
         state = initialize_train_state(model_state, optimizer, balancer_state, streams)
         source = adapt_source(datamodule.train_batch_source(module.batch_keys, state.sampling_key))

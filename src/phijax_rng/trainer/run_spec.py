@@ -12,6 +12,7 @@ from phijax_rng.resume import contract, environment, plan
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState
 from phijax_rng.training.adaptive_refresh import adaptive_refresh, chained, with_sampler_state
+from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.balancing.schedule import make_refresh
 from phijax_rng.training.step import TrainStep
 
@@ -62,7 +63,9 @@ def refresh_of(module: Any, balancer: Any, source: AdaptedSource, state: TrainSt
     batch_keys = getattr(module, "batch_keys", ())
     # Diagnostic batches are the same wherever a run starts, so they come from the first states.
     first = with_sampler_state(state.replace(sampler_state={}), source).sampler_state
-    balancing = make_refresh(balancer, module, source, state.balancer_key, batch_keys, sampler_state=first)
+    balancing = make_refresh(
+        adapt_balancer(balancer), module, source, state.balancer_key, batch_keys, sampler_state=first
+    )
     return chained(adaptive_refresh(module, source), balancing)
 
 

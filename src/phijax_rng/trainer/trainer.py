@@ -48,8 +48,8 @@ from phijax_rng.trainer.run_spec import (
 )
 from phijax_rng.trainer.session import Looks
 from phijax_rng.trainer.signals import StopSignals
-from phijax_rng.training.balancing.protocol import LossBalancer, is_scheduled
-from phijax_rng.training.balancing.validation import initial_state, require_fitting_state
+from phijax_rng.training.balancing.adapter import adapt_balancer
+from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.training.module import DataModule, LossModule
 from phijax_rng.training.prefetch import make_feed
@@ -177,7 +177,7 @@ class Trainer:
             root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
             streams = keys.split_root(root)
             with _prepared(datamodule):
-                balancer_state = initial_state(balancer)
+                balancer_state = adapt_balancer(balancer).initial_state()
                 fresh = initialize_train_state(module.init(streams.model), optimizer, balancer_state, streams)
                 return self._continued(
                     fresh,
@@ -225,8 +225,9 @@ class Trainer:
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
         require_update(module, optimizer, train_step, balancer, self.microbatches)
-        if train_step is None or is_scheduled(balancer):
-            require_fitting_state(balancer, state.balancer_state)
+        adapted = adapt_balancer(balancer)
+        if train_step is None or adapted.schedule is not None:
+            adapted.require_fitting_state(state.balancer_state)
         require_masked(self.uneven, module, train_step)
         if source is None:
             require_datamodule(datamodule)

@@ -30,7 +30,7 @@ from phijax_rng._base import validation
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance, is_trainable
-from phijax_rng.training.balancing import validation as balancer_validation
+from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
 from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
@@ -328,7 +328,7 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     finite = _all_finite([*losses, *model], parts.together)
     new, old = updated.balancer_state, state.balancer_state
     if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
-        kept = balancer_validation.stays_finite(new, old)
+        kept = stays_finite(new, old)
         finite, told = finite & kept, [kept & entry for entry in told] or [kept]
     return parts.pin(updated), [*losses, *diagnostics, *told, finite]
 

@@ -17,10 +17,11 @@ import optax
 
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, KeyScalar
 from phijax_rng.state import TrainState, is_trainable, merge, trainable
-from phijax_rng.training.balancing import validation as balancer_validation
-from phijax_rng.training.balancing.protocol import LossBalancer, StaticLossBalancer, adapts
+from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
+from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.module import LossModule, StepOutput
 
 TOTAL = "total_loss"
@@ -85,10 +86,10 @@ class LossTrainStep:
     optimizer: Any
     balancer: LossBalancer | None = None
     microbatches: int = 1
+    _adapted: AdaptedBalancer = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.balancer is not None:
-            balancer_validation.require_members(self.balancer)
+        assign(self, _adapted=adapt_balancer(self.balancer))
 
     def __call__(
         self,
@@ -129,8 +130,10 @@ class LossTrainStep:
         if observed is not None:
             following = following.replace(balancer_state=observed)
         recorded = {TOTAL: total, **losses.named()}
-        shown = {**diagnostics.named(), **self._weights(following.balancer_state)}
-        return following, StepOutput(recorded, diagnostics=shown)
+        # The weights of a balancer that does not adapt are among its settings.
+        weights = self._adapted.weights(following.balancer_state)
+        diagnosed = {**diagnostics.named(), **{f"weight/{name}": weight for name, weight in weights.items()}}
+        return following, StepOutput(recorded, diagnostics=diagnosed)
 
     def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar, mask: Any) -> _Evaluated:
         """The replaced leaves of the model state, the losses and the diagnostics of a step."""
@@ -154,24 +157,17 @@ class LossTrainStep:
 
     def _combine(self, losses: Mapping[str, jax.Array], state: TrainState) -> tuple[jax.Array, Any]:
         """The total, and the balancer's next state if it observes the losses."""
-        balancer = self.balancer or StaticLossBalancer()
+        balancer = self._adapted
         balancer_state, observed = state.balancer_state, None
         _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
         _require_same_losses(losses, balancer.loss_names, "the balancer's loss_names")
         # In the order that the module names them, so that the sum rounds the same whatever the dict's.
         ordered = {name: losses[name] for name in self.module.loss_names or losses}
-        if callable(getattr(balancer, "observe", None)):
+        if balancer.observe_method is not None:
             key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
-            balancer_state = observed = balancer_validation.observed(balancer, seen, key, balancer_state)
-        return balancer_validation.combined(balancer, ordered, balancer_state), observed
-
-    def _weights(self, balancer_state: Any) -> dict[str, Any]:
-        """The weights of a balancer that adapts; those of others are told by its settings."""
-        if self.balancer is None or not adapts(self.balancer):
-            return {}
-        shown = balancer_validation.shown_weights(self.balancer, balancer_state)
-        return {f"weight/{name}": weight for name, weight in shown.items()}
+            balancer_state = observed = balancer.observed(seen, key, balancer_state)
+        return balancer.total(ordered, balancer_state), observed
 
 
 def _one_by_one(

@@ -20,6 +20,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.errors import NonFiniteError
+from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.balancing.schedule import BalancerRefresh, make_refresh
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
@@ -78,7 +79,9 @@ def with_settings(**settings):
     ],
 )
 def test_updates_are_due_at_absolute_steps(every, start, due):
-    refresh = BalancerRefresh(with_settings(update_every_n_steps=every, update_start_step=start), MODULE)
+    refresh = BalancerRefresh(
+        adapt_balancer(with_settings(update_every_n_steps=every, update_start_step=start)), MODULE
+    )
     is_due = jax.jit(refresh.is_due)
     steps = [*range(14), 2**31 - 1]
     assert tuple(step for step in steps if is_due(np.int32(step))) == due
@@ -93,10 +96,10 @@ def test_a_schedule_is_an_argument_of_the_program():
         return refresh(state, source).balancer_state
 
     balancer = Count()
-    refresh = BalancerRefresh(balancer, MODULE)
+    refresh = BalancerRefresh(adapt_balancer(balancer), MODULE)
     parts = refresh.parts
     for every, step, fires in ((3, 6, True), (4, 6, False), (2, 6, True)):
-        other = BalancerRefresh(with_settings(update_every_n_steps=every), MODULE)
+        other = BalancerRefresh(adapt_balancer(with_settings(update_every_n_steps=every)), MODULE)
         other.parts = parts
         state = refreshed(other, make_state(balancer, step), SOURCE)
         assert bool(state["updates"]) is fires
@@ -105,7 +108,7 @@ def test_a_schedule_is_an_argument_of_the_program():
 
 def test_the_batch_of_the_step_is_what_the_step_draws():
     state = make_state(Count(), 6)
-    renewed = BalancerRefresh(Count(), MODULE)(state, SOURCE).balancer_state
+    renewed = BalancerRefresh(adapt_balancer(Count()), MODULE)(state, SOURCE).balancer_state
     np.testing.assert_allclose(renewed["seen"], np.sum(SOURCE(6)["pde"]["inputs"]), rtol=1e-6)
     assert int(renewed["updates"]) == 1
 
@@ -114,7 +117,7 @@ def test_the_batch_of_the_step_is_what_the_step_draws():
 def test_diagnostic_batches_are_those_of_step_0_of_the_balancer_stream(step):
     balancer = with_settings(diagnostic_batch_sizes={"pde": 5})
     state = make_state(balancer, step)
-    refresh = make_refresh(balancer, MODULE, SOURCE, state.balancer_key, LOSSES)
+    refresh = make_refresh(adapt_balancer(balancer), MODULE, SOURCE, state.balancer_key, LOSSES)
     expected = SOURCE.sample(jax.random.fold_in(state.balancer_key, 0), {"pde": 5})
     assert refresh.names == LOSSES
     assert_trees_bitwise_equal(refresh.batches, tuple(expected.values()), dict_order=False)
@@ -127,9 +130,9 @@ def test_what_is_not_finite_is_not_taken_over():
             return super().update(module, model_state, batches, key, state) | {"seen": jnp.float32("nan")}
 
     state = make_state(Count(), 3)
-    renewed = BalancerRefresh(Broken(), MODULE)(state, SOURCE)
+    renewed = BalancerRefresh(adapt_balancer(Broken()), MODULE)(state, SOURCE)
     assert_trees_bitwise_equal(renewed, state, dict_order=False)
-    control = BalancerRefresh(Count(), MODULE)(state, SOURCE)
+    control = BalancerRefresh(adapt_balancer(Count()), MODULE)(state, SOURCE)
     assert int(control.balancer_state["updates"]) == 1
 
 
@@ -145,12 +148,12 @@ def test_an_update_that_changes_its_state_is_refused():
         "Return every array that `initialize` gives, with its shape and dtype."
     )
     with pytest.raises(ValueError) as caught:
-        BalancerRefresh(Grown(), MODULE)(make_state(Count(), 3), SOURCE)
+        BalancerRefresh(adapt_balancer(Grown()), MODULE)(make_state(Count(), 3), SOURCE)
     assert str(caught.value) == message
 
 
 def test_a_balancer_that_does_not_adapt_has_no_refresh():
-    assert make_refresh(None, MODULE, SOURCE, keys.root_key(0), LOSSES) is None
+    assert make_refresh(adapt_balancer(None), MODULE, SOURCE, keys.root_key(0), LOSSES) is None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_balancer_that_does_not_adapt_has_no_refresh():
 )
 def test_what_cannot_be_updated_is_refused_at_the_door(balancer, source, message):
     with pytest.raises(ValueError) as caught:
-        make_refresh(balancer, MODULE, source, keys.root_key(0), LOSSES)
+        make_refresh(adapt_balancer(balancer), MODULE, source, keys.root_key(0), LOSSES)
     assert str(caught.value) == message
 
 

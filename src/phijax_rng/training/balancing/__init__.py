@@ -3,13 +3,9 @@
 from phijax_rng._base.exports import publish
 from phijax_rng.training.balancing.gradnorm import GradNormBalancer
 from phijax_rng.training.balancing.ntk import NTKBalancer
-from phijax_rng.training.balancing.protocol import (
-    AdaptiveBalancer,
-    LossBalancer,
-    ObservingBalancer,
-    StaticLossBalancer,
-)
+from phijax_rng.training.balancing.protocol import AdaptiveBalancer, LossBalancer, ObservingBalancer
 from phijax_rng.training.balancing.relobralo import ReLoBRaLoBalancer
+from phijax_rng.training.balancing.static import StaticLossBalancer
 from phijax_rng.training.balancing.uncertainty import UncertaintyBalancer
 
 __all__ = [

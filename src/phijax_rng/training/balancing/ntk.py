@@ -23,7 +23,7 @@ import numpy as np
 from phijax_rng._base import validation
 from phijax_rng._base.types import BatchSizes, KeyScalar
 from phijax_rng.state import merge, trainable
-from phijax_rng.training.balancing.protocol import (
+from phijax_rng.training.balancing.weights import (
     WeightedSum,
     check_settings,
     initial_vector,

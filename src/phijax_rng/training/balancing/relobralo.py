@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.training.balancing.protocol import WeightedSum, fraction
+from phijax_rng.training.balancing.weights import WeightedSum, fraction
 
 # Keeps the quotient of two losses finite where one of them is 0.
 _LEAST = np.finfo(np.float32).tiny
@@ -54,7 +55,7 @@ class ReLoBRaLoBalancer(WeightedSum):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss_names", validation.names(self.loss_names, "loss_names"))
+        assign(self, loss_names=validation.names(self.loss_names, "loss_names"))
         fraction(self.alpha, "alpha")
         validation.finite_number(self.lookback, "lookback")
         if not 0 <= self.lookback <= 1:

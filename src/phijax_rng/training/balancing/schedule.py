@@ -16,17 +16,17 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import pytrees
-from phijax_rng._base.types import KeyScalar
+from phijax_rng._base.types import KeyScalar, Rows, Step
 from phijax_rng.sampling.adapters import adapt_source
 from phijax_rng.state import TrainState
-from phijax_rng.training.balancing import validation as balancer_validation
-from phijax_rng.training.balancing.protocol import checked_sizes
+from phijax_rng.training.balancing.adapter import AdaptedBalancer, stays_finite
+from phijax_rng.training.module import LossModule
 
 
-class _Parts:
-    """What is static: equal to itself alone, whatever equality the user's objects have."""
+class _Static:
+    """Compares by identity, so that a balancer and a module with any `==` can be static."""
 
-    def __init__(self, balancer: Any, module: Any):
+    def __init__(self, balancer: AdaptedBalancer, module: LossModule):
         self.balancer = balancer
         self.module = module
 
@@ -45,20 +45,19 @@ class BalancerRefresh:
 
     def __init__(
         self,
-        balancer: Any,
-        module: Any,
-        batches: Mapping[str, Any] | None = None,
+        balancer: AdaptedBalancer,
+        module: LossModule,
+        batches: Mapping[str, Rows] | None = None,
     ):
-        times = balancer_validation.schedule(balancer)
-        assert times is not None, "a balancer without update has no refresh"
-        every, start = times
-        self.update_every_n_steps: Any = np.int32(every)
-        self.update_start_step: Any = np.int32(start)
+        schedule = balancer.schedule
+        assert schedule is not None, "a balancer without update has no refresh"
+        self.update_every_n_steps: Any = np.int32(schedule.every_n_steps)
+        self.update_start_step: Any = np.int32(schedule.start_step)
         self.names = None if batches is None else tuple(batches)
         self.batches = None if batches is None else tuple(batches.values())
-        self.parts = _Parts(balancer, module)
+        self.parts = _Static(balancer, module)
 
-    def is_due(self, step: Any) -> jax.Array:
+    def is_due(self, step: Step) -> jax.Array:
         """Whether the balancer is updated before the update from this step; may be traced."""
         since = jnp.asarray(step, jnp.int32) - self.update_start_step
         return (since >= 0) & (since % self.update_every_n_steps == 0)
@@ -86,16 +85,15 @@ class BalancerRefresh:
             batches = dict(zip(self.names or (), self.batches, strict=True))
         key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
         old = state.balancer_state
-        new = balancer_validation.updated(
-            self.parts.balancer, self.parts.module, state.model_state, batches, key=key, state=old
-        )
-        finite = balancer_validation.stays_finite(new, old)
+        parts = self.parts
+        new = parts.balancer.updated(parts.module, state.model_state, batches, key=key, state=old)
+        finite = stays_finite(new, old)
         return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old), finite
 
 
 def make_refresh(
-    balancer: Any,
-    module: Any,
+    balancer: AdaptedBalancer,
+    module: LossModule,
     source: Any,
     balancer_key: KeyScalar,
     batch_keys: tuple[str, ...],
@@ -111,15 +109,13 @@ def make_refresh(
         TypeError: sizes that are no numbers.
         ValueError: a source that cannot draw diagnostics, a size it cannot serve, a missing member.
     """
-    if balancer_validation.schedule(balancer) is None:
+    if balancer.schedule is None:
         return None
-    if hasattr(balancer, "check_module"):
-        balancer.check_module(module)
-    sizes = checked_sizes(getattr(balancer, "diagnostic_batch_sizes", None))
-    if sizes is None:
+    balancer.require_module(module)
+    wanted = balancer.schedule.diagnostic_batch_sizes
+    if wanted is None:
         return BalancerRefresh(balancer, module)
-    if not isinstance(sizes, dict):
-        sizes = dict.fromkeys(batch_keys, sizes)
+    sizes = wanted if isinstance(wanted, Mapping) else dict.fromkeys(batch_keys, wanted)
     source = adapt_source(source)
     if not source.can_sample:
         raise ValueError(

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.training.balancing.protocol import by_name, weighted_sum
+from phijax_rng.training.balancing.weights import by_name, weighted_sum
 
 _LARGEST_LOG = 80  # exp of it and of its negative are normal numbers in float32
 
@@ -51,7 +52,7 @@ class UncertaintyBalancer:
     initial_log_variance: float = -float(np.log(2))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss_names", validation.names(self.loss_names, "loss_names"))
+        assign(self, loss_names=validation.names(self.loss_names, "loss_names"))
         validation.above_zero(self.learning_rate, "learning_rate")
         validation.finite_number(self.initial_log_variance, "initial_log_variance")
         if abs(self.initial_log_variance) > _LARGEST_LOG:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from phijax_rng import GradNormBalancer, HostPool, LossModule, PoolDataModule, Trainer
-from phijax_rng.training.balancing import validation as balancer_validation
+from phijax_rng.training.balancing.adapter import adapt_balancer, stays_finite
 from tests import _problems
 
 HEAT = _problems.heat()
@@ -59,7 +59,7 @@ def returning(value):
 
 
 MEND_STATE = "Return every array that `initialize` gives, with its shape and dtype."
-MEND_TOTAL = "Mend it: its gradient is what trains the model."
+MEND_TOTAL = "Fix it: its gradient is what trains the model."
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_an_update_that_gives_something_else_is_refused_before_a_step_is_made(re
 
 def test_control_the_same_balancer_without_a_fault_trains():
     assert [fit(Own(), HEAT.module, stop).state.balancer_state["weights"][0] for stop in (2, 4)] == [1, 2]
-    balancer_validation.require_balancer(Observing(), LOSSES)
+    adapt_balancer(Observing()).require_consistent(LOSSES)
 
 
 def test_an_error_of_the_users_own_says_whose_it_is():
@@ -272,12 +272,12 @@ def test_a_loss_that_the_module_does_not_have_is_refused_with_both_sides(loss_na
 
 
 def test_a_loss_that_the_balancer_does_not_have_is_refused():
-    balancer_validation.require_balancer(Own(), LOSSES)
-    balancer_validation.require_balancer(
-        Own(), (*LOSSES, "walls"), alone=False
+    adapt_balancer(Own()).require_consistent(LOSSES)
+    adapt_balancer(Own()).require_consistent(
+        (*LOSSES, "walls"), alone=False
     )  # beside a train step that combines
     with pytest.raises(ValueError) as caught:
-        balancer_validation.require_balancer(Own(), (*LOSSES, "walls"))
+        adapt_balancer(Own()).require_consistent((*LOSSES, "walls"))
     assert str(caught.value) == (
         "the balancer's loss_names are 'pde', 'initial', 'boundary', and the module's are "
         "'pde', 'initial', 'boundary', 'walls'. Make them agree."
@@ -289,7 +289,7 @@ def test_a_loss_that_the_balancer_does_not_have_is_refused():
 
 def test_a_number_that_began_as_infinite_is_the_balancers_own_affair():
     old = {"best": jnp.float32(jnp.inf), "count": jnp.int32(0), "w": jnp.ones(2)}
-    assert bool(balancer_validation.stays_finite(old, old))
-    assert bool(balancer_validation.stays_finite(old | {"best": jnp.float32(3)}, old))
-    assert not bool(balancer_validation.stays_finite(old | {"w": jnp.array([1, jnp.nan])}, old))
-    assert bool(jax.jit(balancer_validation.stays_finite)({}, {}))
+    assert bool(stays_finite(old, old))
+    assert bool(stays_finite(old | {"best": jnp.float32(3)}, old))
+    assert not bool(stays_finite(old | {"w": jnp.array([1, jnp.nan])}, old))
+    assert bool(jax.jit(stays_finite)({}, {}))
