@@ -1,1 +1,1 @@
-"""Measured figures: what the package costs beside a hand-written loop, PhiJAX and plain Orbax."""
+"""Measured figures: the cost of the package compared with a hand-written loop, PhiJAX and plain Orbax."""

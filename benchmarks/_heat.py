@@ -1,8 +1,8 @@
-"""The problem that is timed, u_t = u_xx / 10 on the unit square, and a training loop written by hand.
+"""The problem that is timed, u_t = u_xx / 10 on the unit square, and a hand-written training loop.
 
 The hand-written loop is what someone who knows JAX would write for this one problem: a jitted
 `fori_loop` that draws the batch, updates with Adam, advances a runtime key and keeps the total loss of every
-step; the host calls it a thousand steps at a time. It checks nothing, names nothing and saves nothing.
+step; the host calls it a thousand steps at a time. It has no checks, no names and no saves.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ def draw(pools: Any, sizes: Mapping[str, int], key: jax.Array, step: Any) -> dic
 
 @dataclasses.dataclass
 class HandLoop:
-    """Training by hand; the compiled program is kept from one run to the next."""
+    """Hand-written training; runs reuse the compiled program."""
 
     sizes: Mapping[str, int]
 

@@ -1,4 +1,4 @@
-"""On what the figures were measured."""
+"""The machine of a measurement."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ def description() -> str:
 
 
 def load() -> str:
-    """How many processes wanted to run, on average over one, five and fifteen minutes."""
+    """The load average over one, five and fifteen minutes."""
     return "load " + ", ".join(f"{value:.1f}" for value in os.getloadavg())
 
 

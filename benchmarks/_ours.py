@@ -1,4 +1,4 @@
-"""The heat problem in the words of phijax_rng."""
+"""The heat problem with phijax_rng."""
 
 import time
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def _module() -> pr.LossModule:
 
 
 def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> Any:
-    """A whole call of `Trainer.fit`, its result waited for."""
+    """A complete call of `Trainer.fit`; waits for its result."""
     datamodule = pr.PoolDataModule(_heat.make_arrays(), sizes)
     result = pr.Trainer(num_steps, progress=False).fit(
         _module(), datamodule=datamodule, optimizer=_heat.optimizer(), seed=_heat.SEED, balancer=balancer
@@ -27,7 +27,7 @@ def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> Any:
 
 
 def audit(steps: int = 3) -> Any:
-    """The audit of the first steps; refuses to be timed where it finds something."""
+    """The audit of the first steps; raises if it has findings."""
     datamodule = pr.PoolDataModule(_heat.make_arrays(), _heat.SIZES)
     trainer = pr.Trainer(steps, progress=False)
     report = trainer.audit(
@@ -38,7 +38,7 @@ def audit(steps: int = 3) -> Any:
 
 
 def fit_without_balancer(num_steps: int, sizes: Mapping[str, int]) -> Any:
-    """The same training by an update that knows of no balancer: the losses are summed where they are made."""
+    """The same training with an update without a balancer: it sums the losses itself."""
     streams = pr.keys.split_root(_heat.SEED)
     state = pr.initialize_train_state(_heat.init(streams.model), _heat.optimizer(), {}, streams)
     datamodule = pr.PoolDataModule(_heat.make_arrays(), sizes)
@@ -69,7 +69,7 @@ def source(sizes: Mapping[str, int]) -> pr.NamedBatchSource:
 
 
 def seconds_to_first_step(arrays: Any, sizes: Mapping[str, int], directory: str) -> Seconds:
-    """A fit into a directory, from its call to the end of its first update."""
+    """The time from the call of a fit with checkpoints to the end of its first update."""
     looked = []
 
     def look(event: Any) -> bool:

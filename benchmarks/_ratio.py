@@ -1,7 +1,7 @@
 """Ratios of two times, taken in interleaved pairs, with the spread.
 
-A machine that others use too is now fast and now slow; two measurements side by side see the same
-weather, so their ratio can be trusted where neither of them can. Every figure is the median of
+The speed of a shared machine varies; two interleaved measurements see the same load, so their ratio is
+reliable where neither of them is. Every figure is the median of
 the ratios of at least 15 pairs, whose order alternates, with the 95 % interval of the bootstrap.
 A bar is met when the interval reaches it.
 """
@@ -21,7 +21,7 @@ Seconds = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def timed(work: Callable[[], Any]) -> Seconds:
-    """The seconds that `work` takes. It must wait for its own results."""
+    """The seconds that `work` takes. It must wait for its results."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return np.array([time.perf_counter() - wall, time.process_time() - cpu])
@@ -30,7 +30,7 @@ def timed(work: Callable[[], Any]) -> Seconds:
 def interleaved(
     first: Callable[[], Any], second: Callable[[], Any], pairs: int, *, warm_up: int = 1
 ) -> tuple[list[Any], list[Any]]:
-    """What each gave in each pair; either begins every other pair. Warm-up calls are thrown away."""
+    """The results of each in each pair; each begins every other pair. Warm-up calls are dropped."""
     for _ in range(warm_up):
         first(), second()
     firsts, seconds = [], []
@@ -46,7 +46,7 @@ def interleaved(
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """What a figure has to reach; `at_least` for how many times faster, `at_most` for how much slower."""
+    """The value that a figure must reach: at least so many times faster, or at most so much slower."""
 
     limit: float
     at_least: bool = False
@@ -60,15 +60,15 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Our time beside another's, `ours / other`, or `other / ours` where being faster is the claim.
+    """Our time compared with another, `ours / other`, or `other / ours` where being faster is the claim.
 
     Attributes:
         label: what was measured.
         ours: seconds of each pair, shape `(pairs, 2)`: wall and CPU.
         other: the same of the other; `None` for a figure in seconds of our own.
-        bar: what it has to reach, on the wall; `None` for information.
+        bar: the bar for its wall time; `None` for information.
         faster: whether the ratio says how many times faster we are.
-        cpu: whether the CPU time means something here, and is shown.
+        cpu: whether the CPU time is meaningful, and shown.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""The heat problem in the words of PhiJAX, through its public interface. Absent where PhiJAX is."""
+"""The heat problem with PhiJAX, through its public interface. Not importable without PhiJAX."""
 
 import contextlib
 import importlib.util
@@ -29,7 +29,7 @@ class Objective:
 
 
 class Data:
-    """What PhiJAX's trainer asks of a data module; notes when each step's batch is asked for."""
+    """The data module for PhiJAX's trainer; records when each step requests its batch."""
 
     def __init__(self, sizes: Mapping[str, int]):
         self.sizes = sizes
@@ -67,7 +67,7 @@ def gradnorm(every: int) -> Any:
 
 
 def fit(num_steps: int, sizes: Mapping[str, int], balancer: Any = None) -> tuple[Any, np.ndarray[Any, Any]]:
-    """A whole call of its `Trainer.fit`, and the times at which its steps began, shape `(steps, 2)`."""
+    """A complete call of its `Trainer.fit`, and the times at which its steps began, shape `(steps, 2)`."""
     with contextlib.redirect_stdout(io.StringIO()):  # its constructor describes the machine
         trainer = phijax.Trainer(
             num_steps,

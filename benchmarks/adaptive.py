@@ -1,8 +1,8 @@
-"""What points that follow the residuals cost: a refresh, beside the steps between two of them.
+"""The cost of points that follow the residuals: a refresh, compared with the steps between two refreshes.
 
-A refresh draws candidates and takes the residuals of all of them, without a gradient. Its cost is told in
-steps: ten times the difference between a step of a run that is refreshed every 10 steps and of one that never
-is. The problem is that of heat, with 64 points of the equation a step.
+A refresh draws candidates and evaluates the residuals of all of them, without a gradient. Its cost in
+steps is ten times the difference between a step of a run with a refresh every 10 steps and of one without.
+The problem is the heat problem, with 64 points of the equation a step.
 """
 
 import functools
@@ -74,6 +74,6 @@ def _step(every: int | None) -> Seconds:
 
 
 def _check_refreshes() -> None:
-    """A run that is refreshed ends with weights of its own; one that never is, with those it began with."""
+    """A run with refreshes ends with other weights; a run without, with its initial weights."""
     weights = {every: _fit(every, 15).state.sampler_state["pde"]["weights"] for every in (OFTEN, NEVER)}
     assert np.ptp(weights[NEVER]) == 0 < np.ptp(weights[OFTEN])

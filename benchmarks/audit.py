@@ -1,8 +1,7 @@
-"""What an audit leaves behind: fits of a process that has audited beside those of one that has not.
+"""The effect of an earlier audit: fits in a process that has audited, compared with one that has not.
 
-Two processes stay open, each with a first fit behind it and one of them with an audit as well, and fit by
-turns. An audit that left anything in JAX, a replaced function or a program that is looked up the long way,
-would show.
+Two processes stay open and fit alternately. Each has made a first fit, and one of them an audit.
+An audit that left anything in JAX, such as a replaced function or a slower cache lookup, would show.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ def _answer(process: Any) -> Seconds:
 
 
 def serve(audited: bool) -> None:
-    """Fits once, audits or not, and then times a fit for every line that comes in."""
+    """Fits once, audits or not, and then times a fit for every input line."""
     fit = functools.partial(_ours.fit, STEPS, _heat.SIZES)
     fit()
     print(json.dumps(timed(_ours.audit if audited else fit).tolist()), flush=True)

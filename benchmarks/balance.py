@@ -1,9 +1,9 @@
-"""What adaptive balancing costs, beside PhiJAX's, and that a static run does not pay for it.
+"""The cost of adaptive balancing, compared with PhiJAX's, and of a static run, which must not pay for it.
 
 The overhead of GradNorm with an update every 100 steps is a step with it beside a step without it: for us the
-difference quotient of two runs each, for PhiJAX the mean over all steps behind the first update. An overhead
-of 1 is none. A static run is measured beside a loop whose update knows of no balancer at all, and beside
-one whose program has an update that never fires.
+difference quotient of two runs each, for PhiJAX the mean over all steps after the first update. An overhead
+of 1 is none. A static run is compared with a loop whose update has no balancer, and with one whose program
+has an update that is never due.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""What several devices of one CPU cost and give: the same rows, and as many rows for each.
+"""The cost of several devices of one CPU: with the same total of rows, and with the same rows per device.
 
-Forced CPU devices share the cores of the machine, so this shows what splitting costs, and not what a
-second machine would give. It runs in a process of its own, since JAX counts its devices once.
+Forced CPU devices share the cores of the machine, so this shows the cost of splitting, and not the gain of a
+second machine. It runs in a separate process, because JAX counts its devices once.
 """
 
 import json
@@ -35,7 +35,7 @@ _FLAG = "--xla_force_host_platform_device_count=8"
 
 
 def figures(pairs: int) -> Iterator[_ratio.Figure | str]:
-    """Each count of devices beside one device, with the same rows in all and with the same rows for each."""
+    """Each number of devices compared with one, with the same rows in total and per device."""
     child = subprocess.run(
         [sys.executable, "-m", "benchmarks.devices", str(pairs)],
         env={**os.environ, "XLA_FLAGS": _FLAG},
@@ -59,7 +59,7 @@ def _losses(params: Any, batches: Any) -> dict[str, jax.Array]:
 
 
 def _chunk(count: int, rows: int) -> Callable[[], Any]:
-    """A chunk of a loop on so many devices, that many rows in all."""
+    """A chunk of a loop with these numbers of devices and rows."""
     module = LossModule(_init, _losses, batch_keys=("box",))
     streams = keys.split_root(0)
     optimizer = optax.adam(1e-3)

@@ -1,4 +1,4 @@
-"""What a batch costs that is asked for from Python: `source(step)`."""
+"""The cost of a batch drawn from Python: `source(step)`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,7 +56,7 @@ def _large_draw(pairs: int) -> Figure:
 
 
 def _calls(source: Callable[[int], Any], count: int) -> Callable[[], Seconds]:
-    """Seconds of one call, the mean over `count` of them, each waited for."""
+    """Seconds of one call: the mean over `count` calls, waiting for each."""
 
     def work() -> None:
         for step in range(count):

@@ -1,7 +1,7 @@
-"""What `Trainer.fit` costs a step, beside a loop written by hand with the same draws.
+"""The cost of `Trainer.fit` per step, compared with a hand-written loop with the same draws.
 
 A step's time is the difference of a long and a short run, divided by the steps between them: tracing,
-compiling and setting up fall out, on both sides alike. The first runs compile and are thrown away.
+compilation and setup cancel on both sides. The first runs compile and are dropped.
 """
 
 import functools
@@ -39,7 +39,7 @@ def _step(run: Callable[[int], Any], long: int) -> Seconds:
 
 
 def _check_same_training(hand: _heat.HandLoop, sizes: Any) -> None:
-    """Both end in the same parameters, up to rounding; else the ratio would mean nothing."""
+    """Both end in the same parameters, up to rounding; otherwise the ratio would be meaningless."""
     params, totals = hand.run(SHORT)
     result = _ours.fit(SHORT, sizes)
     np.testing.assert_allclose(totals[-1], result.metrics["total_loss"], rtol=1e-3)

@@ -1,6 +1,6 @@
-"""What a training step costs whose rows lie on the host, beside the same rows on the device.
+"""The cost of a training step with rows on the host, compared with the same rows on the device.
 
-Both runs train the same network on the same batches, whose rows hold 32 numbers, and end in the same bits. A
+Both runs train the same network on the same batches, whose rows have 32 numbers, and end in the same bits. A
 step's time is the difference of a long and a short run, divided by the steps between them.
 """
 

@@ -1,7 +1,7 @@
-"""`Trainer.fit` beside PhiJAX's, on the heat problem.
+"""`Trainer.fit` compared with PhiJAX's, on the heat problem.
 
-PhiJAX compiles its step anew in every fit and draws every batch outside it. The steady step of PhiJAX is
-the mean over all steps behind the tenth; ours is the difference quotient of two runs. The whole
+PhiJAX compiles its step again in every fit and draws every batch outside it. The steady step of PhiJAX is
+the mean over all steps after the tenth; ours is the difference quotient of two runs. The time of a complete
 call is that of a second fit in one process.
 """
 
@@ -39,7 +39,7 @@ def figures(pairs: int) -> Iterator[Figure | str]:
 
 
 def _measure_ours() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Seconds of a step and of the whole call."""
+    """Seconds of a step and of the complete call."""
     whole = timed(lambda: _ours.fit(STEPS, _heat.SIZES))
     short = timed(lambda: _ours.fit(SHORT, _heat.SIZES))
     return (timed(lambda: _ours.fit(SHORT + LONG, _heat.SIZES)) - short) / LONG, whole

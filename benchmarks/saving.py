@@ -1,6 +1,6 @@
-"""What saving and restoring 100 MB costs, beside Orbax alone.
+"""The cost of saving and restoring 100 MB, compared with Orbax alone.
 
-An asynchronous save is timed until it returns and training could go on, and again until it is on disk.
+An asynchronous save is timed until it returns and training can continue, and until it is on disk.
 Orbax alone is its `CheckpointManager` with `StandardSave` and `StandardRestore` of the same arrays: no
 digests, no contract, keys as their words.
 """
@@ -36,7 +36,7 @@ def make_state(step: int) -> pr.TrainState:
 
 
 def as_arrays(state: pr.TrainState) -> dict[str, Any]:
-    """The state as Orbax alone takes it."""
+    """The state in the form that Orbax alone takes."""
     named = {name: getattr(state, name) for name in ("model_state", "optimizer_state", "step")}
     words = {name: jax.random.key_data(getattr(state, name)) for name in ("rng_key", "sampling_key")}
     return {**named, **words}

@@ -1,7 +1,7 @@
-"""What rows without replacement and whole epochs cost, beside what JAX and Grain offer.
+"""The cost of rows without replacement and of complete epochs, compared with JAX and Grain.
 
-Every draw is timed inside one compiled loop of many draws, so that calling from Python does not count, for us
-and for JAX alike. Grain shuffles on the host, one index at a time.
+Every draw is timed inside one compiled loop of many draws, so the time of Python calls does not count, here
+and for JAX. Grain shuffles on the host, one index at a time.
 """
 
 import functools
@@ -46,7 +46,7 @@ def _epochs(pairs: int) -> Iterator[Figure | str]:
     order = grain.MapDataset.range(LARGE).shuffle(seed=0)
 
     def theirs() -> Seconds:
-        """A whole epoch, from the first indices of it."""
+        """A complete epoch, extrapolated from its first indices."""
         return timed(lambda: [order[i] for i in range(GRAIN_INDICES)]) * (LARGE / GRAIN_INDICES)
 
     ours, other = interleaved(_epoch(), theirs, pairs)
@@ -103,7 +103,7 @@ def _shuffled(key: jax.Array, step: Any, n: int, size: int = SIZE) -> jax.Array:
 
 
 def _draws(draw: Callable[..., jax.Array], n: int, count: int = DRAWS) -> Callable[[], Seconds]:
-    """Seconds of one draw, the mean over `count` of them in one program."""
+    """Seconds of one draw: the mean over `count` draws in one program."""
     program, key = _program(draw, n, SIZE), jax.random.key(0)
     return lambda: timed(lambda: program(key, count).block_until_ready()) / count
 

@@ -1,13 +1,12 @@
-"""How long until the first step is done, and what the import adds, each in a fresh process.
+"""The time to the first step, and of the import, each in a new process.
 
-The clock of the first step starts when JAX is up and the pools are made, and stops when the first update is
-done: streams, model, optimizer, placing, tracing and compiling are in it. The import is that of
+The clock of the first step starts when JAX is initialized and the pools exist, and stops after the first
+update: it includes streams, model, optimizer, placement, tracing and compilation. The import is that of
 `phijax_rng` after `jax`, `optax` and `orbax.checkpoint`.
 
-What a checked resume adds to the start of a fit (contract, digest of the pools, canary, asking the source
-twice) is measured with 92 MB of pools: a fit into a directory up to its first step, beside the same
-parts put together by hand without any of it, one compilation of `source(step)`, and the 50 ms that it
-may cost.
+The cost of resume checks at the start of a fit (contract, digest of the pools, canary, two draws from the
+source) is measured with 92 MB of pools: a fit with checkpoints up to its first step, compared with the same
+parts without them, one compilation of `source(step)`, and the allowed 50 ms.
 """
 
 import json
@@ -57,7 +56,7 @@ def _measured(whose: str) -> Any:
 
 
 def _measure(whose: str) -> dict[str, list[float]]:
-    """In the fresh process."""
+    """In the new process."""
     import jax  # noqa: PLC0415 - what is imported when is what is measured
     import optax  # noqa: F401, PLC0415
     import orbax.checkpoint  # noqa: F401, PLC0415

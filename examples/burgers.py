@@ -3,7 +3,7 @@
     u_t + u u_x = (0.01 / pi) u_xx   for -1 < x < 1,   u(0, x) = -sin(pi x),   u(t, -1) = u(t, 1) = 0
 
 The wave steepens into a shock at x = 0. There are no pools here: every step draws new points from the
-domain and its edges. The network is compared with the closed solution of Cole and Hopf.
+domain and its edges. A check compares the network with the closed solution of Cole and Hopf.
 """
 
 import os

@@ -1,8 +1,7 @@
 """A loop of your own: the state, the batches and the checkpoints without the Trainer.
 
-A polynomial is fitted to a noisy sine by a jitted step written here. Everything random in it follows
-from the step: the batch from the sampling stream, the noise from the runtime stream. A run that is
-saved on the way and restored therefore ends in the same bits.
+A jitted step fits a polynomial to a noisy sine. Every random number depends on the step: the batch on the
+sampling stream, the noise on the runtime stream. So a run that is saved and restored ends in the same bits.
 """
 
 import tempfile

@@ -1,11 +1,11 @@
-"""A run that is killed and resumed ends in the same bits as one that is not.
+"""A run that is killed and resumed ends in the same bits as an uninterrupted run.
 
     python examples/demo.py             the demonstration
-    python examples/demo.py train DIR   the run it is about: the heat problem, kept in DIR
+    python examples/demo.py train DIR   the run that it kills: the heat problem, saved in DIR
 
-The second command is an ordinary training script. The demonstration starts it three times: once for the
-whole run, once to be killed half-way by SIGTERM, as a scheduler would, and once more, with the same
-command line, to go on from there. Then it compares the two final states leaf by leaf.
+The second command is an ordinary training script. The demonstration starts it three times: once for an
+uninterrupted run, once to kill it half-way with SIGTERM, as a scheduler would, and once more, with the same
+command line, to resume. Then it compares the two final states leaf by leaf.
 """
 
 import signal
@@ -30,13 +30,13 @@ PICTURE = Path("demo-output", "heat.png")
 
 
 def train(directory):
-    """Trains to the last step, from wherever the run in this directory was left."""
+    """Trains to the last step, from the newest checkpoint in this directory."""
     trainer = Trainer(STEPS, checkpoints=Checkpoints(directory, every_n_steps=3000))
     trainer.fit(heat.module, datamodule=heat.data, optimizer=OPTIMIZER, seed=SEED, resume="auto")
 
 
 def start(directory):
-    """The run as a process of its own; the command line is the same every time."""
+    """Starts the run as a separate process; the command line is the same every time."""
     return subprocess.Popen([sys.executable, __file__, "train", str(directory)])
 
 
@@ -49,12 +49,12 @@ def kill_at(step, process, checkpoints):
 
 
 def bits(leaf):
-    """All that two equal leaves have in common: the words of a key, the bytes of an array."""
+    """What to compare of a leaf: the words of a key, the bytes of an array."""
     return keys.fingerprint(leaf) if keys.is_typed_key(leaf) else np.asarray(leaf).tobytes()
 
 
 def compare(state, other):
-    """Prints a line for every leaf; returns how many are equal bit for bit, and how many there are."""
+    """Prints a line for every leaf; returns the number of equal leaves, and of all leaves."""
     named = jax.tree_util.tree_leaves_with_path(state)
     equal = [bits(leaf) == bits(twin) for (_, leaf), twin in zip(named, jax.tree.leaves(other), strict=True)]
     print(f"\n{'leaf':32} {'dtype':10} {'shape':10} equal bits")
@@ -65,7 +65,7 @@ def compare(state, other):
 
 
 def draw(state, batches, step):
-    """Writes the picture: exact solution, network, error, and where the points of one step fell."""
+    """Writes the picture: exact solution, network, error, and the points of one step."""
     ticks, size = heat.ticks, len(heat.ticks)
     points = heat.grid(ticks, ticks)
     exact = heat.exact(points).reshape(size, size).T
@@ -106,7 +106,7 @@ def demonstrate(folder):
     print(f"1. The heat equation, {STEPS} steps in one go", flush=True)
     assert start(whole.directory).wait() == 0
     print("\n2. The same run, killed half-way by SIGTERM", flush=True)
-    # The signal takes a moment to arrive, in which the run goes on to about the middle.
+    # The signal takes a moment to arrive; the run then continues to about the middle.
     status = kill_at(9000, start(killed.directory), killed)
     assert status == 128 + signal.SIGTERM, f"expected exit status 143, got {status}"
     step = killed.latest_step

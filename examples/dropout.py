@@ -1,6 +1,6 @@
-"""Dropout on handwritten digits: every step drops other units, and a resumed run drops the same ones.
+"""Dropout on handwritten digits: each step drops other units, and a resumed run drops the same ones.
 
-`losses` has a parameter named `key`, so the trainer hands it the step's key of the runtime stream.
+`losses` has a parameter named `key`, so the trainer passes the step's key of the runtime stream.
 That stream is part of the checkpoint.
 """
 

@@ -1,7 +1,7 @@
 """Points in domains and on their boundaries, drawn into geometries.png.
 
-Every panel is the batch of one step. Red arrows are outward normals, which belong to the points of a
-boundary; where two faces meet there are two.
+Every panel shows the batch of one step. Red arrows are outward normals at the points of a boundary; a point
+of an edge has two.
 """
 
 import matplotlib.pyplot as plt

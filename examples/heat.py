@@ -1,9 +1,9 @@
-"""The heat equation, from one seed to a solution that is checked.
+"""The heat equation, from one seed to a checked solution.
 
     u_t = 0.1 u_xx   for 0 < x < 1,   u(0, x) = sin(pi x),   u(t, 0) = u(t, 1) = 0
 
 A network u(t, x) is trained on three losses, each on its own batch: the initial values, the values
-on the boundary, and the equation in between. The batches are drawn afresh at every step.
+on the boundary, and the equation in between. Every step draws new batches.
 """
 
 import jax
