@@ -19,6 +19,7 @@ from phijax_rng import (
     keys,
 )
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._selection import examples, mostly_full
 
 
 def rows_of(n):
@@ -165,7 +166,7 @@ def test_a_source_keeps_its_batches_and_their_order_through_any_chain_of_carrier
     same(in_order(carried, step), in_order(source(seed), step))
 
 
-@settings(max_examples=3)  # every order is a program of its own
+@examples(1, 3)  # every order is a program of its own
 @given(st.permutations(["walls", "corners", "pde"]), steps)
 def test_the_order_is_that_of_the_declaration_and_part_of_the_run(order, step):
     batches = source(0, order)(step)
@@ -193,7 +194,9 @@ SMALL, LARGE = 33, 100
 draw = jax.jit(lambda sampler, key, size: sampler.sample(key, size), static_argnums=2)
 
 
-@pytest.mark.parametrize("sampler", PREFIXED.values(), ids=PREFIXED)
+@pytest.mark.parametrize(
+    "sampler", mostly_full(PREFIXED, everyday=["rows by permutation", "weighted rows, distinct", "box"])
+)
 @few
 @given(seeds)
 def test_a_row_does_not_depend_on_the_size_of_its_batch(sampler, seed):

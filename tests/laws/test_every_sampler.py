@@ -34,6 +34,7 @@ from phijax_rng import (
 from phijax_rng.resume import contract
 from phijax_rng.sampling import HostedRowSampler
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._selection import mostly_full
 from tests.laws._points import POINTS
 
 KEY = keys.split_root(7).sampling
@@ -235,6 +236,12 @@ CASES = {
 CASES |= {name: Case(**fields) for name, fields in POINTS.items()}
 
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+# One of each kind, for tests that compile a program for each.
+EVERYDAY = (
+    *("rows with replacement", "weighted rows without replacement", "shuffled rows on the host"),
+    *("box", "Sobol", "ball", "residual refinement"),
+)
+compiled = pytest.mark.parametrize("case", mostly_full(CASES, everyday=EVERYDAY))
 
 
 def source_of(case, sampler=None):
@@ -256,7 +263,7 @@ def same(actual, expected):
     assert_trees_bitwise_equal(actual, expected, dict_order=False)
 
 
-@every
+@compiled
 def test_a_batch_is_a_function_of_key_and_step(case):
     batch, source = draw(case, STEP), source_of(case)
     for step in (STEP, 0, STEP):  # what was asked in between leaves no trace
@@ -266,7 +273,7 @@ def test_a_batch_is_a_function_of_key_and_step(case):
     assert (first_difference(draw(case, STEP, other_key), batch) is None) == case.fixed
 
 
-@every
+@compiled
 def test_the_next_step_has_another_batch_unless_the_rows_are_fixed(case):
     source = source_of(case)
     batches = [draw(case, step, source) for step in (0, 1, 2**31 - 2, 2**31 - 1)]
@@ -275,7 +282,7 @@ def test_the_next_step_has_another_batch_unless_the_rows_are_fixed(case):
             assert (first_difference(one, other) is None) == case.fixed
 
 
-@every
+@compiled
 def test_eager_jitted_and_scanned_batches_are_the_same_bits(case):
     source, state = source_of(case), state_of(case)
     if case.on_host:  # only its row numbers are drawn in a program, one of which serves many steps
@@ -310,7 +317,7 @@ def test_a_batch_has_the_rows_it_was_asked_for(case):
     assert {len(leaf) for leaf in jax.tree.leaves(draw(case, STEP))} == {size}
 
 
-@every
+@compiled
 def test_x64_moves_no_batch(case):
     plain = jax.tree.map(np.asarray, draw(case, STEP))
     with jax.enable_x64(True):
@@ -375,7 +382,7 @@ def fit(case, stop, directory=None):
     return Trainer(stop, checkpoints=checkpoints, progress=False).fit_state(MODULE, _state(), **options).state
 
 
-@every
+@compiled
 def test_a_resumed_run_draws_what_the_whole_run_draws(case, tmp_path):
     fit(case, 3, tmp_path)
     resumed, whole = fit(case, 7, tmp_path), fit(case, 7)

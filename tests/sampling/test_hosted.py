@@ -24,6 +24,7 @@ from phijax_rng import (
 from phijax_rng.sampling import HostedRowSampler, HostSampler, hosted
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._selection import mostly_full
 
 KEY = keys.split_root(0).sampling
 N = 500
@@ -62,7 +63,9 @@ def on_host(tree):
     return jax.tree.map(np.asarray, tree)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options", mostly_full(OPTIONS, everyday=["weighted, distinct", "shuffled, in ascending order"])
+)
 def test_where_the_rows_lie_moves_no_batch(options):
     resident, on_disk = source(True, **options), source(False, **options)
     assert (resident.traceable, on_disk.traceable) == (True, False)
@@ -203,7 +206,7 @@ def fit(problem, stop, directory=None, **options):
     ).state
 
 
-@pytest.mark.parametrize("order", ["random", "shuffled"])
+@pytest.mark.parametrize("order", mostly_full(["random", "shuffled"], everyday=["shuffled"]))
 def test_a_run_on_rows_of_the_host_is_the_run_on_resident_rows_and_resumes(tmp_path, order):
     problem = _problems.dropout()
     resident = fit(problem, 150, resident=True, order=order)
@@ -239,8 +242,8 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize("order", ["random", "shuffled"])
-@pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
+@pytest.mark.parametrize("order", mostly_full(["random", "shuffled"], everyday=["shuffled"]))
+@pytest.mark.parametrize("dataset", mostly_full(DATASETS, everyday=["a list of dicts", "shuffled Grain"]))
 def test_elements_of_a_dataset_are_the_rows_of_the_pool_they_make_up(dataset, order):
     rows = [dataset[i] for i in range(30)]
     columns = [tuple(row.values()) if isinstance(row, dict) else row for row in rows]

@@ -27,6 +27,7 @@ from phijax_rng.training import AdaptiveRefresh
 from phijax_rng.training.adaptive_refresh import adaptive_refresh, with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem
+from tests._selection import mostly_full
 
 STOP, EVERY = 14, 4
 BOX = [(0.0, 1.0), (-1.0, 1.0)]
@@ -189,6 +190,7 @@ def test_a_fit_is_the_loop_with_its_refresh():
     assert_trees_bitwise_equal(train(STOP).state, run(STOP))
 
 
+@pytest.mark.full
 def test_no_key_of_a_run_with_refreshes_is_used_twice():
     with jax.debug_key_reuse(True):
         assert_trees_bitwise_equal(train(6).state, run(6))
@@ -224,7 +226,7 @@ def saved(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("cut", range(1, STOP + 1))
+@pytest.mark.parametrize("cut", mostly_full(range(1, STOP + 1), everyday=(1, EVERY, EVERY + 1, STOP)))
 def test_k_steps_and_a_resume_are_the_whole_run(saved, tmp_path, cut):
     resumed = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
     assert resumed.iterations == STOP - cut
@@ -248,7 +250,7 @@ def _with_a_fresh_density(state):
 
 
 @pytest.mark.parametrize("lose", [_with_a_fresh_set, _with_a_fresh_density], ids=["set", "density"])
-@pytest.mark.parametrize("cut", [5, 8, 11])
+@pytest.mark.parametrize("cut", mostly_full([5, 8, 11], everyday=[8]))
 def test_a_resume_that_lost_the_sampler_state_is_told_apart(saved, lose, cut):
     restored = Checkpoints(saved).restore(begun()[0], cut)
     ended = loop().run(loop().place(restored), STOP).state
@@ -259,6 +261,7 @@ def test_a_resume_that_lost_the_sampler_state_is_told_apart(saved, lose, cut):
     )
 
 
+@pytest.mark.full
 def test_an_update_that_is_not_finite_leaves_the_state_of_before_the_refresh():
     def step(state, batches, key):
         following, output = PROBLEM.train_step(state, batches, key)

@@ -9,6 +9,7 @@ import pytest
 
 from phijax_rng import keys
 from phijax_rng.training import cpu_threefry
+from tests._selection import mostly_full
 from tests._subprocess import run_python
 
 # Known answers of the authors' Random123 distribution, tests/kat_vectors: threefry 2x32, 20 rounds.
@@ -39,16 +40,28 @@ def draws(key, step):
         "rows": jax.random.randint(key, (9,), 0, 1_000_003),
         "uniform": jax.random.uniform(key, (1000,)),
         "none": jax.random.uniform(key, (0, 2)),
-        "order": jax.random.permutation(key, 100),
-        "gamma": jax.random.gamma(key, 2.5, (4,)),
         "under vmap": jax.vmap(lambda own: jax.random.uniform(jax.random.fold_in(own, step), (3,)))(rows),
         "one key": jax.vmap(lambda data: jax.random.bits(jax.random.fold_in(key, data)))(jnp.arange(6)),
         "keys": jax.random.key_data(rows),
     }
 
 
-@pytest.mark.parametrize("partitionable", [True, False])
-def test_every_kind_of_draw_has_jaxs_bits(partitionable):
+def draws_in_a_loop(key, step):
+    """Draws that loop inside."""
+    key = jax.random.fold_in(key, step)
+    return {"order": jax.random.permutation(key, 100), "gamma": jax.random.gamma(key, 2.5, (4,))}
+
+
+DRAWS = {
+    "most draws": (draws, True),
+    "most draws, not partitionable": (draws, False),
+    "draws that loop inside": (draws_in_a_loop, True),
+    "draws that loop inside, not partitionable": (draws_in_a_loop, False),
+}
+
+
+@pytest.mark.parametrize(("draws", "partitionable"), mostly_full(DRAWS, everyday=["most draws"]))
+def test_every_kind_of_draw_has_jaxs_bits(draws, partitionable):
     with jax.threefry_partitionable(partitionable):
         arguments = (keys.root_key(42), jnp.int32(11))
         ours = cpu_threefry.lower(jax.jit(draws), arguments, "cpu").compile()(*arguments)
