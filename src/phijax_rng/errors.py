@@ -60,10 +60,10 @@ class NonFiniteError(FloatingPointError):
     """A loss, the updated model or the state of the balancer became NaN or infinite.
 
     Attributes:
-        step: the global step whose update was refused.
+        step: the global step of the update that is not finite; the update is not part of the state.
         terms: names of the losses that were not finite; where every loss was finite, `("model_state",)` for
             the updated model and `("balancer_state",)` for the update of the balancer.
-        chunk: the `Chunk` of the good updates before it.
+        chunk: the `Chunk` of the finite updates before it.
     """
 
     def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: _Updates):
@@ -74,5 +74,5 @@ class NonFiniteError(FloatingPointError):
 
     @property
     def state(self) -> Any:
-        """The `TrainState` before the refused update."""
+        """The `TrainState` before the update that is not finite."""
         return self.chunk.state

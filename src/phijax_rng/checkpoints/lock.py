@@ -1,7 +1,7 @@
 """One writer for one directory, by a lock that a dead owner does not keep.
 
-The operating system holds the lock for the open file and releases it when the process ends, however it
-ends. The file itself stays, with a note of who wrote it last. Where the file system has no such locks, the
+The operating system releases the lock of an open file when the process ends, however it
+ends. The file stays, with a note of its last owner. Where the file system has no such locks, the
 lock is a file with the owner's process id, which another process of the same host replaces once that
 process is dead.
 """
