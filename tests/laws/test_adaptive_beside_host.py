@@ -238,7 +238,7 @@ def test_candidates_whose_rows_lie_on_the_host_are_refused(domain):
     with pytest.raises(ValueError) as caught:
         NamedBatchSource({"pde": sampler}, {"pde": 4}, keys.split_root(0).sampling)
     assert str(caught.value) == (
-        "samplers['pde'] draws candidates in the compiled loop, and their rows lie on the host, got "
+        "samplers['pde'] draws candidates in the compiled loop, and their rows are on the host, got "
         f"{sampler!r}. Take a domain on the device, such as a geometry or a RandomRowSampler."
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phijax_rng import NamedBatchSource, RandomRowSampler, ShuffledRowSampler, keys, shuffle
-from phijax_rng.sampling.row_indices import num_epochs
+from phijax_rng.sampling.rows import num_epochs
 from tests._bitwise import first_difference
 
 KEY = keys.stream(keys.split_root(0).sampling, "sampler", "data")

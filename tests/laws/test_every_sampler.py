@@ -291,7 +291,7 @@ def test_eager_jitted_and_scanned_batches_are_the_same_bits(case):
             source.stacked_batches(range(STEP, STEP + 3), 4)["rows"],
             jax.tree.map(lambda *rows: np.stack(rows), *alone),
         )
-        with pytest.raises(TypeError, match=r"^the rows of 'rows' lie on the host"):
+        with pytest.raises(TypeError, match=r"^the rows of 'rows' are on the host"):
             jax.jit(source)(STEP)
         return
 

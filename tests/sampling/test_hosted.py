@@ -21,7 +21,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
-from phijax_rng.sampling import HostedRowSampler, HostSampler, hosted
+from phijax_rng.sampling import HostedRowSampler, HostSampler, from_pools
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._selection import mostly_full
@@ -151,7 +151,7 @@ def test_auto_keeps_on_the_device_what_fits_the_smallest_first(monkeypatch):
     sizes = dict.fromkeys(pools, 4)
 
     def hosted_with(room):
-        monkeypatch.setattr(hosted, "_RESIDENT_BYTES", room)
+        monkeypatch.setattr(from_pools, "_RESIDENT_BYTES", room)
         made = NamedBatchSource.from_pools(pools, sizes, KEY)
         return [name for name, sampler in made.samplers.items() if isinstance(sampler, HostSampler)]
 

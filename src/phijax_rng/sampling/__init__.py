@@ -13,9 +13,10 @@ from phijax_rng.sampling.protocols import (
     StepSampler,
     TrainingBatchSource,
 )
-from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, weighted_rows
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource, PoolDataModule
+from phijax_rng.sampling.weighted import WeightedRowSampler, weighted_rows
 
 __all__ = [
     "AdaptiveSampler",

@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, final
 
 import jax
+import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import plain_data, pytrees, validation
-from phijax_rng._base.types import Batches, BatchSizes, KeyScalar, Step
+from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Rows, Step
 from phijax_rng.sampling.iterables import IterableSource
-from phijax_rng.sampling.protocols import AdaptiveSampler
+from phijax_rng.sampling.protocols import AdaptiveSampler, HostSampler, Sampler, StepSampler
 
 T = TypeVar("T")
 States = Mapping[str, Any]
@@ -23,7 +24,146 @@ States = Mapping[str, Any]
 
 
 @final
-@pytrees.record(data=("_held",), meta=("_lock",))
+@pytrees.record(data=("_drawn",), meta=("_host",))
+class AdaptedSampler:
+    """A sampler with every member that a source calls; made by `adapt_sampler`.
+
+    A pytree: the arrays of the user's sampler are leaves; a sampler that is no pytree is static. Of a
+    `HostSampler` only the chooser has leaves, so its rows never become arguments of a program.
+    """
+
+    def __init__(self, sampler: Any):
+        is_hosted = isinstance(sampler, HostSampler)
+        drawn = sampler.chooser if is_hosted else sampler
+        self._drawn: Any = pytrees.Static(drawn) if jax.tree_util.all_leaves([drawn]) else drawn
+        self._host: pytrees.Static[Any] | None = pytrees.Static(sampler) if is_hosted else None
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler."""
+        return self._in_program if self._host is None else self._host.value
+
+    @property
+    def _in_program(self) -> Any:
+        return self._drawn.value if isinstance(self._drawn, pytrees.Static) else self._drawn
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether its rows are fetched on the host."""
+        return self._host is not None
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it draws from a state."""
+        return isinstance(self._in_program, AdaptiveSampler)
+
+    @property
+    def follows_step(self) -> bool:
+        """Whether it draws from a stream of its own and the step, instead of a key for each step."""
+        return isinstance(self._in_program, StepSampler)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every step gets the same rows."""
+        return bool(getattr(self.sampler, "fixed", False))
+
+    @property
+    def inner_parts(self) -> tuple[Any, ...]:
+        """Geometries and samplers that it draws through."""
+        wrapped = (getattr(self.sampler, name, None) for name in ("domain", "space", "sampler"))
+        parts = (part for part in wrapped if part is not None)
+        return (*parts, *getattr(self.sampler, "parts", ()))
+
+    def sample(self, key: KeyScalar, size: BatchSize, state: Any = None) -> Rows:
+        """Rows from a key, or row numbers of a hosted sampler; an adaptive sampler draws from its state."""
+        states = (state,) if self.is_adaptive else ()
+        rows: Rows = self._in_program.sample(key, size, *states)
+        return rows
+
+    def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
+        """The same of a sampler that follows the step."""
+        rows: Rows = self._in_program.sample_at(key, step, size)
+        return rows
+
+    def gather(self, index: np.ndarray[Any, Any], own: Any = None) -> Rows:
+        """The rows of a hosted sampler at the positions `own` of a batch; all for `None`."""
+        if own is None:
+            return dict(self.sampler.gather(index))
+        inner = getattr(self.sampler, "sampler", self.sampler)
+        if getattr(inner, "sort_axis", None) is None:
+            return dict(self.sampler.gather(index[..., own]))
+        # The position of a row among the sorted depends on all of them.
+        rows = self.sampler.gather(index)
+        return dict(jax.tree.map(lambda leaf: np.take(leaf, own, axis=index.ndim - 1), rows))
+
+    def without_rows(self) -> "AdaptedSampler":
+        """What draws, without what fetches: programs are cached, and would keep the rows alive."""
+        return self if self._host is None else AdaptedSampler(self._in_program)
+
+    def check_size(self, size: BatchSize, label: str) -> BatchSize:
+        """The size, if a batch can have it; `"all"` for a finite pool."""
+        is_finite = hasattr(self.sampler, "num_rows")
+        checked = validation.batch_size(size, label, finite=is_finite)
+        if hasattr(self.sampler, "check_size"):
+            self.sampler.check_size(checked, label)
+        elif checked == "all" and not is_finite:
+            raise ValueError(
+                f"{label}='all' needs a sampler with num_rows; {self.sampler!r} has none. "
+                "Pass a positive int."
+            )
+        return checked
+
+    def init(self, key: KeyScalar) -> Any:
+        """The state of an adaptive sampler before its first refresh."""
+        return self.sampler.init(key)
+
+    def due(self, step: Step, state: Any) -> Any:
+        """Whether an adaptive sampler is refreshed before the batch of `step`."""
+        return self.sampler.due(step, state)
+
+    def refresh(self, key: KeyScalar, state: Any, residuals: Callable[[Rows], jax.Array]) -> Any:
+        """The state of an adaptive sampler after a refresh."""
+        return self.sampler.refresh(key, state, residuals)
+
+    def residual_names(self, name: str) -> tuple[str, ...]:
+        """The residuals that an adaptive sampler follows; those called `name` if it names none."""
+        return tuple(getattr(self.sampler, "residual_names", None) or (name,))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return plain_data.described(self.sampler)
+
+    def contents(self) -> Any:
+        """What it picks from, for the contract; `None` where it is not known."""
+        contents = getattr(self.sampler, "contents", None)
+        return contents() if callable(contents) else None
+
+
+def adapt_sampler(sampler: Any, label: str) -> AdaptedSampler:
+    """A user's sampler as one complete object; what is one already stays as it is.
+
+    Raises:
+        TypeError: it cannot draw rows.
+        ValueError: it would draw candidates in the program from rows that are on the host.
+    """
+    if isinstance(sampler, AdaptedSampler):
+        return sampler
+    if not isinstance(sampler, (Sampler, StepSampler)):
+        raise TypeError(
+            f"{label} must offer sample(key, size), got {sampler!r}. "
+            "Pass a sampler of phijax_rng or your own."
+        )
+    parts = (sampler, getattr(sampler, "domain", None))
+    if isinstance(sampler, AdaptiveSampler) and any(isinstance(part, HostSampler) for part in parts):
+        raise ValueError(
+            f"{label} draws candidates in the compiled loop, and their rows are on the host, got "
+            f"{sampler!r}. Take a domain on the device, such as a geometry or a RandomRowSampler."
+        )
+    return AdaptedSampler(sampler)
+
+
+@final
+@pytrees.record(data=("_wrapped",), meta=("_lock",))
 class AdaptedSource:
     """A batch source with every member that the package calls; made by `adapt_source`.
 
@@ -34,13 +174,13 @@ class AdaptedSource:
 
     def __init__(self, source: Callable[..., Any], lock: AbstractContextManager[Any] | None = None):
         is_opaque = jax.tree_util.all_leaves([source])
-        self._held: Any = pytrees.Static(source) if is_opaque else source
+        self._wrapped: Any = pytrees.Static(source) if is_opaque else source
         self._lock = None if self.traceable else lock or threading.Lock()
 
     @property
     def source(self) -> Any:
         """The user's source."""
-        return self._held.value if isinstance(self._held, pytrees.Static) else self._held
+        return self._wrapped.value if isinstance(self._wrapped, pytrees.Static) else self._wrapped
 
     @property
     def traceable(self) -> bool:
@@ -69,9 +209,10 @@ class AdaptedSource:
         return dict(self._optional("samplers") or {})
 
     @property
-    def adaptive_samplers(self) -> dict[str, AdaptiveSampler]:
+    def adaptive_samplers(self) -> dict[str, AdaptedSampler]:
         """The samplers that draw from a state, by name."""
-        return {name: each for name, each in self.samplers.items() if isinstance(each, AdaptiveSampler)}
+        samplers = self.samplers.items()
+        return {name: AdaptedSampler(each) for name, each in samplers if isinstance(each, AdaptiveSampler)}
 
     @property
     def batch_sizes(self) -> BatchSizes:

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.sampling import row_indices
 from phijax_rng.sampling.geometry.base import contents, described, kind_of
+from phijax_rng.sampling.rows import take
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
 # exact in int32, in whatever order they are added.
@@ -140,7 +140,7 @@ class ResidualDistributionSampler:
         cumulative = state["cumulative"]
         tickets = jax.random.randint(key, (count,), 0, cumulative[-1], dtype=jnp.int32)
         places = jnp.searchsorted(cumulative, tickets, side="right")
-        return row_indices.take({**state["rows"], "weights": state["weights"]}, places)
+        return take({**state["rows"], "weights": state["weights"]}, places)
 
     def contents(self) -> dict[str, Any]:
         """What the domain picks from, whose digest goes into the contract."""
@@ -257,7 +257,7 @@ class ResidualRefinementSampler:
             noise = jax.random.gumbel(noise_key, score.shape, jnp.float32)
             score = jnp.log(_density(score, self.exponent, self.offset)) + noise
         chosen = jax.lax.top_k(score, self.num_added)[1]
-        added = row_indices.take(candidates, chosen)
+        added = take(candidates, chosen)
         full = state["count"] >= self.capacity
         # An update that would not fit is moved to the front of the end by XLA, and then not taken.
         grown = jax.tree.map(
@@ -272,7 +272,7 @@ class ResidualRefinementSampler:
         """Points of the set, uniformly and with replacement; may be traced."""
         count = validation.num_points(size, "size")
         places = jax.random.randint(key, (count,), 0, state["count"], dtype=jnp.int32)
-        return row_indices.take(state["rows"], places)
+        return take(state["rows"], places)
 
     def contents(self) -> dict[str, Any]:
         """What the domain picks from, whose digest goes into the contract."""

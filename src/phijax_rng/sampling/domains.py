@@ -20,7 +20,7 @@ import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
-from phijax_rng.sampling import row_indices
+from phijax_rng.sampling import rows
 from phijax_rng.sampling.pools import as_fields
 
 
@@ -77,7 +77,7 @@ class UniformDomainSampler:
         """
         size = validation.num_points(size, "size")
         u = jax.random.uniform(key, (size, self.num_uniforms), dtype=self.dtype)
-        return row_indices.sort(self.place(u), self.sort_axis)
+        return rows.sort_rows(self.place(u), self.sort_axis)
 
     @property
     def num_axes(self) -> int:
@@ -105,7 +105,7 @@ class UniformDomainSampler:
         return {
             "kind": "UniformDomainSampler",
             "bounds": np.asarray(self.bounds).tolist(),
-            "templates": row_indices.describe(self.templates),
+            "templates": rows.describe_fields(self.templates),
             "dtype": str(self.dtype),
             "sort_axis": self.sort_axis,
         }
@@ -144,29 +144,29 @@ class SpaceTimeSampler:
 
     def __post_init__(self) -> None:
         fields = as_fields(self.fields)
-        row_indices.require_narrow(fields)
+        rows.require_narrow(fields)
         if np.prod(np.shape(fields.get("targets", np.empty((1, 0))))) > 0:
             raise ValueError(
                 "fields must not hold 'targets', which belong to the times of the pool. Drop them."
             )
-        time_axis = row_indices.checked_axis(self.time_axis, "time_axis", fields)
+        time_axis = rows.checked_axis(self.time_axis, "time_axis", fields)
         mend = "Convert it with .astype(np.float32)."
         dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", mend)
         validation.flag(self.replace, "replace")
-        validation.one_of(self.method, "method", row_indices.METHODS)
+        validation.one_of(self.method, "method", rows.METHODS)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "time_axis", time_axis)
         bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", dtype)
         object.__setattr__(self, "time_bounds", bounds[0])
         if self.sort_axis is not None:
-            axis = row_indices.checked_axis(self.sort_axis, "sort_axis", fields)
+            axis = rows.checked_axis(self.sort_axis, "sort_axis", fields)
             object.__setattr__(self, "sort_axis", axis)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
         validation.num_points(size, name)
         if not self.replace:
-            row_indices.check_distinct(size, name, row_indices.num_rows(self.fields), "Use a smaller size")
+            rows.check_distinct(size, name, rows.count_rows(self.fields), "Use a smaller size")
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -181,13 +181,13 @@ class SpaceTimeSampler:
         size = validation.num_points(size, "size")
         self.check_size(size, "size")
         row_key, time_key = jax.random.split(key)
-        count = row_indices.num_rows(self.fields)
-        indices = row_indices.draw_indices(row_key, size, count, self.replace, self.method)
-        rows = row_indices.take(self.fields, indices)
+        count = rows.count_rows(self.fields)
+        indices = rows.draw_indices(row_key, size, count, self.replace, self.method)
+        picked = rows.take(self.fields, indices)
         bounds = jnp.asarray(self.time_bounds)
         times = exact_math.uniform(time_key, (size,), bounds[0], bounds[1])
-        return row_indices.sort(
-            {**rows, "inputs": rows["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis
+        return rows.sort_rows(
+            {**picked, "inputs": picked["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis
         )
 
     def contents(self) -> dict[str, Any]:
@@ -198,8 +198,8 @@ class SpaceTimeSampler:
         """Plain data for the contract."""
         return {
             "kind": "SpaceTimeSampler",
-            "num_rows": row_indices.num_rows(self.fields),
-            "fields": row_indices.describe(self.fields),
+            "num_rows": rows.count_rows(self.fields),
+            "fields": rows.describe_fields(self.fields),
             "time_bounds": np.asarray(self.time_bounds).tolist(),
             "time_axis": self.time_axis,
             "replace": self.replace,

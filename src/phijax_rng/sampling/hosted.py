@@ -15,26 +15,28 @@ The chooser draws what the resident sampler would draw, so where the rows lie mo
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.sampling import row_indices
-from phijax_rng.sampling.pools import as_fields
-from phijax_rng.sampling.protocols import HostSampler, StepSampler
-from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
+from phijax_rng.sampling.protocols import INDEX, StepSampler
+from phijax_rng.sampling.rows import (
+    METHODS,
+    ORDERS,
+    RandomRowSampler,
+    ShuffledRowSampler,
+    describe_fields,
+    require_narrow,
+)
+from phijax_rng.sampling.weighted import WeightedRowSampler
 
-INDEX = "index"
-"""The one field of a chooser's batches: int32 row numbers."""
+RowSampler: TypeAlias = RandomRowSampler | ShuffledRowSampler | WeightedRowSampler
 
 # A contract reads this many elements of a dataset: enough to notice another one, in a moment.
 _ELEMENTS_OF_CONTRACT = 64
-
-# What `resident="auto"` keeps on a device that does not tell how much memory it has, as CPUs do not.
-_RESIDENT_BYTES = 2 * 2**30
 
 
 @pytrees.record(data=("sampler",))
@@ -170,9 +172,9 @@ class DatasetSampler(_Fetched):
                 f"dataset must offer len(dataset) and dataset[i], got {self.dataset!r}. "
                 "Wrap an iterable in an IterableSource."
             )
-        validation.one_of(self.order, "order", row_indices.ORDERS)
+        validation.one_of(self.order, "order", ORDERS)
         count = validation.whole_number(len(self.dataset), "len(dataset)", 2**31, start=1)
-        return _row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
+        return row_sampler(_numbered(count), order=self.order, replace=self.replace, weights=self.weights)
 
     def choose(self, key: KeyScalar, size: int) -> jax.Array:
         """The numbers of the elements that `sample` gives."""
@@ -196,79 +198,12 @@ class DatasetSampler(_Fetched):
         return {
             **self.sampler.describe(),
             "kind": "DatasetSampler",
-            "fields": row_indices.describe({k: v[0] for k, v in self.gather(np.zeros(1, np.int32)).items()}),
+            "fields": describe_fields({k: v[0] for k, v in self.gather(np.zeros(1, np.int32)).items()}),
             "order": self.order,
         }
 
 
-def make_sampler(pool: Any, name: str, *, weights: Any, sort_axis: int | None, **options: Any) -> Any:
-    """The sampler of a pool, or of a dataset, that these options of `NamedBatchSource.from_pools` name."""
-    if not is_dataset(pool):
-        return _row_sampler(as_fields(pool), weights=weights, sort_axis=sort_axis, **options)
-    if sort_axis is not None:
-        raise ValueError(
-            f"sort_axes names {name!r}, a dataset, whose batches are not sorted. Drop it, or pass arrays."
-        )
-    if options["method"] != "permutation":
-        raise ValueError(
-            f"method={options['method']!r} is for pools of arrays, and {name!r} is a dataset. "
-            "Drop it, or pass arrays."
-        )
-    return DatasetSampler(pool, weights=weights, order=options["order"], replace=options["replace"])
-
-
-def place(samplers: Mapping[str, Any], resident: bool | str) -> dict[str, Any]:
-    """These samplers, with the rows of those that shall not lie on the device left on the host.
-
-    Args:
-        samplers: name -> sampler of a pool, or a `HostSampler`, which stays as it is.
-        resident: see `NamedBatchSource.from_pools`.
-    """
-    validation.one_of(resident, "resident", (True, False, "auto"))
-    sizes = {
-        name: _num_bytes(sampler.fields)
-        for name, sampler in samplers.items()
-        if not isinstance(sampler, HostSampler)
-    }
-    kept = set(sizes) if resident is True else set()
-    room = _room() if resident == "auto" else 0
-    for name in sorted(sizes, key=lambda name: sizes[name]):
-        room -= sizes[name]
-        if room >= 0:
-            kept.add(name)
-    return {
-        name: HostedRowSampler(sampler) if name in sizes and name not in kept else sampler
-        for name, sampler in samplers.items()
-    }
-
-
-def gather_own(sampler: HostSampler, index: np.ndarray[Any, Any], own: Any) -> Rows:
-    """The rows in the places `own` of a batch, all for `None`; no other is read unless batches are sorted."""
-    if own is None:
-        return sampler.gather(index)
-    inner = getattr(sampler, "sampler", sampler)
-    if getattr(inner, "sort_axis", None) is None:
-        return sampler.gather(index[..., own])
-    # A row's place among the sorted depends on all of them.
-    return jax.tree.map(lambda rows: np.take(rows, own, axis=index.ndim - 1), sampler.gather(index))
-
-
-def _num_bytes(fields: Any) -> int:
-    return sum(
-        int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(fields)
-    )
-
-
-def _room() -> int:
-    """Bytes that pools may take on the default device."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    device = device if isinstance(device, jax.Device) else jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return _RESIDENT_BYTES if limit is None else int(limit) // 2
-
-
-def _row_sampler(
+def row_sampler(
     fields: Any,
     *,
     order: str = "random",
@@ -276,14 +211,15 @@ def _row_sampler(
     method: str = "permutation",
     weights: Any = None,
     sort_axis: int | None = None,
-) -> RandomRowSampler | ShuffledRowSampler | WeightedRowSampler:
-    validation.one_of(method, "method", row_indices.METHODS)
+) -> RowSampler:
+    """The sampler of rows of a pool that these options of `NamedBatchSource.from_pools` name."""
+    validation.one_of(method, "method", METHODS)
     if method != "permutation" and (order == "shuffled" or weights is not None):
         given = "order='shuffled'" if order == "shuffled" else "weights"
         raise ValueError(
             f"method={method!r} is for random rows without weights, got {given}. Drop one of them."
         )
-    if validation.one_of(order, "order", row_indices.ORDERS) == "shuffled":
+    if validation.one_of(order, "order", ORDERS) == "shuffled":
         if weights is not None or not validation.flag(replace, "replace"):
             given = "weights" if weights is not None else "replace=False"
             raise ValueError(
@@ -334,7 +270,7 @@ def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    row_indices.require_narrow(array)
+    require_narrow(array)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 

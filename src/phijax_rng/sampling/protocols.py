@@ -14,6 +14,9 @@ import numpy as np
 
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 
+INDEX = "index"
+"""The one field of the batches of a `HostSampler.chooser`: int32 row numbers."""
+
 
 @runtime_checkable
 class TrainingBatchSource(Protocol):

@@ -1,9 +1,6 @@
-"""From a key and a size to rows of a finite pool; and what a sampler is.
-
-    pool --> sampler --> source        rows --> (key, size) -> rows --> step -> {name: batch}
+"""From a key and a size to rows of a finite pool.
 
     RandomRowSampler      every row as likely as any other, with or without replacement in a batch
-    WeightedRowSampler    rows in proportion to weights
     ShuffledRowSampler    every row once per epoch, at any step without the steps before it
 
 Every sampler is a frozen pytree: its arrays are leaves (so they are arguments of a compiled program,
@@ -18,17 +15,26 @@ one. Row numbers are drawn by `choose` or `choose_at` alone; the rows themselves
 """
 
 import dataclasses
-import functools
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from phijax_rng._base import pytrees, validation
+from phijax_rng import keys, shuffle
+from phijax_rng._base import pytrees, uint64, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.sampling import row_indices, weighted
 from phijax_rng.sampling.pools import as_fields
+
+METHODS = ("permutation", "sort")
+"""How distinct rows are found: a keyed permutation, O(size); or a sort of all rows, as PhiJAX does."""
+
+ORDERS = ("random", "shuffled")
+"""Rows drawn afresh at every step; or every row once per epoch."""
 
 
 @pytrees.record(data=("fields",), meta=("replace", "method", "sort_axis"))
@@ -61,19 +67,19 @@ class RandomRowSampler:
     sort_axis: int | None = None
 
     def __post_init__(self) -> None:
-        _hold_fields(self)
+        check_fields(self)
         validation.flag(self.replace, "replace")
-        validation.one_of(self.method, "method", row_indices.METHODS)
+        validation.one_of(self.method, "method", METHODS)
 
     @property
     def num_rows(self) -> int:
         """How many rows there are to pick from."""
-        return row_indices.num_rows(self.fields)
+        return count_rows(self.fields)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
         if not self.replace:
-            row_indices.check_distinct(size, name, self.num_rows)
+            check_distinct(size, name, self.num_rows)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool.
@@ -87,11 +93,11 @@ class RandomRowSampler:
         """
         self.check_size(validation.batch_size(size, "size"), "size")
         chosen = None if size == "all" else self.choose(key, int(size))
-        return row_indices.batch(self.fields, chosen, self.sort_axis)
+        return batch_of(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
-        return row_indices.draw_indices(key, size, self.num_rows, self.replace, self.method)
+        return draw_indices(key, size, self.num_rows, self.replace, self.method)
 
     def contents(self) -> dict[str, Any]:
         """The rows, whose digest goes into the contract."""
@@ -102,7 +108,7 @@ class RandomRowSampler:
         return {
             "kind": "RandomRowSampler",
             "num_rows": self.num_rows,
-            "fields": row_indices.describe(self.fields),
+            "fields": describe_fields(self.fields),
             "replace": self.replace,
             "method": None if self.replace else self.method,
             "sort_axis": self.sort_axis,
@@ -138,13 +144,13 @@ class ShuffledRowSampler:
     sort_axis: int | None = None
 
     def __post_init__(self) -> None:
-        _hold_fields(self)
+        check_fields(self)
         validation.whole_number(self.num_rows, "the number of rows", 2**31, start=1)
 
     @property
     def num_rows(self) -> int:
         """How many rows an epoch has."""
-        return row_indices.num_rows(self.fields)
+        return count_rows(self.fields)
 
     def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool, at every step.
@@ -159,7 +165,7 @@ class ShuffledRowSampler:
         """
         size = validation.batch_size(size, "size")
         chosen = None if size == "all" else self.choose_at(key, step, size)
-        return row_indices.batch(self.fields, chosen, self.sort_axis)
+        return batch_of(self.fields, chosen, self.sort_axis)
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """The first rows of the first epoch under `key`, for diagnostics."""
@@ -169,7 +175,7 @@ class ShuffledRowSampler:
         """The numbers of the rows that `sample_at` gives, before they are sorted."""
         if not isinstance(step, jax.core.Tracer):
             step = np.int32(validation.step_number(step))
-        return row_indices.draw_shuffled(key, step, size, self.num_rows)
+        return draw_shuffled(key, step, size, self.num_rows)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
@@ -184,163 +190,123 @@ class ShuffledRowSampler:
         return {
             "kind": "ShuffledRowSampler",
             "num_rows": self.num_rows,
-            "fields": row_indices.describe(self.fields),
+            "fields": describe_fields(self.fields),
             "sort_axis": self.sort_axis,
         }
 
 
-@pytrees.record(data=("fields", "weights"), meta=("replace", "num_positive", "sort_axis"))
-@dataclasses.dataclass(frozen=True, eq=False)
-class WeightedRowSampler:
-    """Rows of a pool in proportion to weights; a row of weight zero is never drawn.
-
-    With replacement each row of a batch is drawn on its own, at a cost of O(log num_rows), by 64 random bits
-    that are looked up in whole-number sums of the weights. Without, one after the other in proportion to
-    the weights that are left, by exponential clocks, at a cost of O(num_rows) for a batch. Both are the same
-    bits in every program and on every platform with IEEE arithmetic.
-
-    Attributes:
-        fields: field name -> array of shape `(num_rows, ...)`, or a `HostPool`.
-        weights: one for each row, finite, not negative, at least one positive; held as sums or clocks. A
-            positive weight below 2**-(62 - bits of num_rows) of the largest counts as that much; without
-            replacement 2**-60 is the least. Traced weights are not checked: see `weighted_rows`.
-        replace: whether a row may be drawn twice in one batch.
-        sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
-            the order of drawing.
-
-    Raises:
-        TypeError: a field or the weights are not an array of numbers, or an option is of the wrong type.
-        ValueError: fields of different lengths, weights that are negative, NaN, infinite, all zero or
-            not one for each row, or no such axis.
-    """
-
-    fields: Any
-    weights: Any
-    replace: bool = True
-    _: dataclasses.KW_ONLY
-    sort_axis: int | None = None
-    num_positive: int | None = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        _hold_fields(self)
-        validation.flag(self.replace, "replace")
-        weights, count = self.weights, None
-        if isinstance(weights, jax.core.Tracer):
-            _require_shape(weights, self.num_rows)
-            held: tuple[Any, ...] = _traced_table(weights, self.replace)
-        else:
-            weights = weighted.check(weights, "weights", self.num_rows)
-            count = int(np.count_nonzero(weights))
-            held = weighted.sums_of(weights) if self.replace else (weighted.clocks_of(weights),)
-        object.__setattr__(self, "weights", held)
-        object.__setattr__(self, "num_positive", count)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are, those of weight zero too."""
-        return row_indices.num_rows(self.fields)
-
-    def check_size(self, size: BatchSize, name: str) -> None:
-        """Raises if a batch cannot have this many rows."""
-        unknown = self.replace or self.num_positive is None  # traced weights have no number to tell
-        _require_rows(size, name, self.num_rows if unknown else self.num_positive, self.replace)
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows by field name; `"all"` gives every row in the order of the pool, whatever its weight.
-
-        Args:
-            key: a typed key of shape `()`; may be traced. Not used for `"all"`.
-            size: rows to draw; static.
-
-        Returns:
-            Field name -> array of shape `(size, ...)`, dtypes of the pool.
-        """
-        self.check_size(validation.batch_size(size, "size"), "size")
-        chosen = None if size == "all" else self.choose(key, int(size))
-        return row_indices.batch(self.fields, chosen, self.sort_axis)
-
-    def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
-        """The numbers of the rows that `sample` gives, before they are sorted."""
-        if self.replace:
-            return weighted.draw(key, size, self.weights)
-        return weighted.draw_distinct(key, size, *self.weights)
-
-    def contents(self) -> dict[str, Any]:
-        """The rows and what is held of the weights, whose digest goes into the contract."""
-        return {"fields": dict(self.fields), "weights": self.weights}
-
-    def describe(self) -> dict[str, Any]:
-        """Plain data for the contract."""
-        return {
-            "kind": "WeightedRowSampler",
-            "num_rows": self.num_rows,
-            "num_positive": self.num_positive,
-            "fields": row_indices.describe(self.fields),
-            "replace": self.replace,
-            "sort_axis": self.sort_axis,
-        }
-
-
-def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = True) -> Int32[Array, " size"]:
-    """`size` row numbers in proportion to weights, which may be traced.
-
-    Args:
-        key: a typed key of shape `()`; may be traced. Used for nothing else.
-        weights: shape `(n,)`, taken as float32. Known ones are checked. Of traced ones, what is
-            NaN, infinite, negative or below 2**-126 counts as 0; if nothing is left, all rows are equally
-            likely; and without replacement, if there are fewer positive weights than `size`, their
-            rows come again in the same order rather than a row of weight zero.
-        size: a positive int, static; at most n without replacement.
-        replace: whether a row may be drawn twice.
-
-    Returns:
-        `int32` of shape `(size,)`. A smaller draw is the beginning of a larger one. It costs O(n).
-
-    Raises:
-        TypeError: known weights are not numbers.
-        ValueError: known weights are not finite, negative or all zero, or too few are positive.
-    """
-    size = validation.positive(size, "size")
-    validation.flag(replace, "replace")
-    if isinstance(weights, jax.core.Tracer):
-        _require_shape(weights, None)
-        _require_rows(size, "size", weights.shape[0], replace)
-    else:
-        checked = weighted.check(weights, "weights")
-        _require_rows(size, "size", int(np.count_nonzero(checked)), replace)
-        weights = checked.astype(np.float32)
-    return _weighted_rows(key, weights, size, replace)
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _weighted_rows(key: KeyScalar, weights: Array, size: int, replace: bool) -> Array:
-    table = _traced_table(weights, replace)
-    return weighted.draw(key, size, table) if replace else weighted.draw_distinct(key, size, *table)
-
-
-def _traced_table(weights: Array, replace: bool) -> tuple[Array, ...]:
-    usable = weighted.safe(weights)
-    return weighted.traced_sums(usable) if replace else (weighted.traced_clocks(usable),)
-
-
-def _hold_fields(sampler: Any) -> None:
+def check_fields(sampler: Any) -> None:
     """Replaces a new sampler's `fields` and `sort_axis` by checked ones."""
-    object.__setattr__(sampler, "fields", as_fields(sampler.fields))
-    row_indices.require_narrow(sampler.fields)
-    if sampler.sort_axis is not None:
-        axis = row_indices.checked_axis(sampler.sort_axis, "sort_axis", sampler.fields)
-        object.__setattr__(sampler, "sort_axis", axis)
+    fields, axis = as_fields(sampler.fields), sampler.sort_axis
+    require_narrow(fields)
+    assign(
+        sampler, fields=fields, sort_axis=axis if axis is None else checked_axis(axis, "sort_axis", fields)
+    )
 
 
-def _require_shape(weights: Array, n: int | None) -> None:
-    if weights.ndim != 1 or not weights.shape[0] or (n is not None and weights.shape[0] != n):
-        wanted = "one weight for each row" if n is None else f"one weight for each of {n} rows"
-        raise ValueError(f"weights must have {wanted}, got shape {weights.shape}. Give every row a weight.")
+def count_rows(fields: Mapping[str, Any]) -> int:
+    """The length of the leading axis."""
+    return int(jax.tree.leaves(fields)[0].shape[0])
 
 
-def _require_rows(size: BatchSize, name: str, available: int | None, replace: bool) -> None:
-    if not replace and size != "all" and available is not None and int(size) > available:
+def require_narrow(fields: Any) -> None:
+    """Raises for integers that JAX would cut to 32 bits without a word; with x64 it cuts none.
+
+    Looked at are arrays in memory. Rows on disk are looked at when they are fetched.
+
+    Raises:
+        ValueError: naming the field and the number.
+    """
+    for path, array in jax.tree_util.tree_leaves_with_path(fields):
+        if not isinstance(array, np.ndarray) or isinstance(array, np.memmap) or not array.size:
+            continue
+        narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+        if array.dtype.kind not in "iu" or narrow == array.dtype:
+            continue
+        known = np.iinfo(narrow)
+        for number in (array.min(), array.max()):
+            if not known.min <= number <= known.max:
+                raise ValueError(
+                    f"fields{jax.tree_util.keystr(path)} holds {number}, and JAX cuts {array.dtype} to "
+                    f"{narrow}. Turn on jax_enable_x64, or hold the number in two fields."
+                )
+
+
+def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) -> jax.Array:
+    """`size` int32 indices of `range(n)`: independent ones, or distinct ones by the named method."""
+    if replace:
+        return jax.random.randint(key, (size,), 0, n, dtype=jnp.int32)
+    if method == "sort":
+        return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:size]
+    return shuffle.permute_index(key, jnp.arange(size, dtype=jnp.int32), n)
+
+
+def draw_shuffled(key: KeyScalar, step: Any, size: int, n: int) -> jax.Array:
+    """The int32 indices at positions step·size to (step + 1)·size - 1 of the epochs of `range(n)`."""
+    size_word = jnp.asarray(np.uint32(size))
+    epoch, offset = uint64.divide(*uint64.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
+    place = jnp.arange(size, dtype=jnp.uint32)
+    index = offset + place % np.uint32(n)
+    which = place // np.uint32(n) + (index >= n)
+    words = _epoch_words(key, epoch, num_epochs(size, n), n)
+    # Where no end of the range is passed, the subtraction wraps to a huge number.
+    return shuffle.permute_among(words, which.astype(jnp.uint32), jnp.minimum(index, index - np.uint32(n)), n)
+
+
+def num_epochs(size: int, n: int) -> int:
+    """How many epochs a batch can touch: offsets into an epoch are multiples of gcd(size, n)."""
+    return (n - math.gcd(size, n) + size - 1) // n + 1
+
+
+def _epoch_words(key: KeyScalar, epoch: Any, count: int, n: int) -> jax.Array:
+    """The words of `count` epochs from the given one on, which is a number in two words."""
+    ahead = jnp.arange(count, dtype=jnp.uint32)
+    high, low = uint64.add(jnp.broadcast_to(epoch[0], ahead.shape), epoch[1], ahead)
+    of_epoch = jax.vmap(lambda high, low: keys.fold_in(key, high, low))(high, low)
+    return keys.exact_vmap(lambda key: shuffle.draw_words(key, n))(of_epoch)
+
+
+def check_distinct(size: BatchSize, name: str, n: int, mend: str = "Use 'all', a smaller size") -> None:
+    """Raises if `n` rows cannot give `size` distinct ones."""
+    if size != "all" and int(size) > n:
         raise ValueError(
-            f"{name} must be at most the {available} rows of positive weight when replace=False, got {size}. "
-            "Use a smaller size, more positive weights, or replace=True."
+            f"{name} must be at most the {n} rows of the pool when replace=False, got {size}. "
+            f"{mend}, or replace=True."
         )
+
+
+def batch_of(fields: Any, indices: jax.Array | None, sort_axis: int | None) -> Any:
+    """The rows with these indices, or all for `None`; sorted by a column of `inputs` where one is named."""
+    rows = jax.tree.map(jnp.asarray, fields) if indices is None else take(fields, indices)
+    return sort_rows(rows, sort_axis)
+
+
+def take(fields: Any, indices: jax.Array) -> Any:
+    """The rows with these indices, which must be in range."""
+    # Out-of-range cannot happen, and "clip" spares the compiled program the masking of "fill".
+    return jax.tree.map(lambda array: jnp.take(jnp.asarray(array), indices, axis=0, mode="clip"), fields)
+
+
+def sort_rows(rows: Any, sort_axis: int | None) -> Any:
+    """`rows` in ascending order of one column of `inputs`; ties keep their order."""
+    if sort_axis is None:
+        return rows
+    return take(rows, jnp.argsort(rows["inputs"][:, sort_axis], stable=True))
+
+
+def checked_axis(axis: Any, name: str, fields: Mapping[str, Any]) -> int:
+    """`axis` as a column of `inputs`."""
+    inputs = fields.get("inputs")
+    if inputs is None or len(inputs.shape) != 2:
+        found = "absent" if inputs is None else f"of shape {tuple(inputs.shape)}"
+        raise ValueError(f"{name}={axis!r} needs inputs of shape (rows, axes); they are {found}. Drop it.")
+    return validation.whole_number(axis, name, int(inputs.shape[1]))
+
+
+def describe_fields(fields: Any) -> dict[str, list[Any]]:
+    """Path -> [dtype, shape] for every array."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(fields)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in flat
+    }

@@ -22,18 +22,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
-from phijax_rng.sampling import draws, entries
-from phijax_rng.sampling import held as holding
-from phijax_rng.sampling.hosted import INDEX, gather_own, make_sampler, place
-from phijax_rng.sampling.protocols import HostSampler
+from phijax_rng.sampling.adapters import AdaptedSampler, States, adapt_sampler
+from phijax_rng.sampling.from_pools import make_samplers, require_known, require_sizes
+from phijax_rng.sampling.protocols import INDEX
 
 
-@pytrees.record(data=("_samplers", "key"), meta=("names", "dealt_to", "_sizes"))
+@pytrees.record(data=("_samplers", "key"), meta=("names", "key_names", "_sizes"))
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class NamedBatchSource:
     """`step -> {name: {field: rows}}`, one sampler for each name.
@@ -50,13 +51,13 @@ class NamedBatchSource:
     Attributes:
         names: the samplers' names, in declaration order.
         key: the sampling key, shape `()`.
-        dealt_to: the names that a step key is split among; more than `names` in a part of a source.
+        key_names: the names that a step key is split among; more than `names` in a part of a source.
     """
 
     names: tuple[str, ...]
     key: KeyScalar
-    dealt_to: tuple[str, ...]
-    _samplers: tuple[Any, ...]
+    key_names: tuple[str, ...]
+    _samplers: tuple[AdaptedSampler, ...]
     _sizes: tuple[BatchSize, ...]
 
     fetches_own_rows = True
@@ -75,12 +76,11 @@ class NamedBatchSource:
             ValueError: names that differ, or a size that a sampler cannot serve.
         """
         names = validation.names(tuple(validation.mapping(samplers, "samplers")), "samplers")
-        sizes = entries.checked_sizes(samplers, batch_sizes)
-        object.__setattr__(self, "names", names)
-        object.__setattr__(self, "key", keys.require_key(key, "key"))
-        object.__setattr__(self, "dealt_to", names)
-        object.__setattr__(self, "_samplers", tuple(holding.held(samplers[name]) for name in names))
-        object.__setattr__(self, "_sizes", tuple(sizes[name] for name in names))
+        require_sizes(samplers, validation.mapping(batch_sizes, "batch_sizes"))
+        adapted = {name: adapt_sampler(samplers[name], f"samplers[{name!r}]") for name in names}
+        sizes = _checked_sizes(adapted, batch_sizes)
+        key = keys.require_key(key, "key")
+        assign(self, names=names, key=key, key_names=names, _samplers=tuple(adapted.values()), _sizes=sizes)
 
     @classmethod
     def from_pools(
@@ -121,30 +121,23 @@ class NamedBatchSource:
             ValueError: a name without a pool or a size, a size that a pool cannot serve, or options that
                 contradict each other.
         """
-        validation.mapping(pools, "pools")
-        validation.mapping(batch_sizes, "batch_sizes")
-        if names is None:
-            entries.require_sizes(pools, batch_sizes)
-        chosen = validation.names(tuple(batch_sizes) if names is None else names, "names")
-        sort_axes, weights = dict(sort_axes or {}), dict(weights or {})
-        for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
-            entries.require_names(chosen, given, label)
-        entries.require_known(sort_axes, pools, "sort_axes")
-        entries.require_known(weights, pools, "weights")
-        options: dict[str, Any] = {"replace": replace, "method": method, "order": order}
-        samplers = {
-            name: make_sampler(
-                pools[name], name, weights=weights.get(name), sort_axis=sort_axes.get(name), **options
-            )
-            for name in chosen
-        }
-        samplers = place(samplers, resident)
-        return cls(samplers, {name: batch_sizes[name] for name in chosen}, key)
+        samplers = make_samplers(
+            pools,
+            batch_sizes,
+            names,
+            weights=dict(weights or {}),
+            sort_axes=dict(sort_axes or {}),
+            resident=resident,
+            replace=replace,
+            method=method,
+            order=order,
+        )
+        return cls(samplers, {name: batch_sizes[name] for name in samplers}, key)
 
     @property
     def samplers(self) -> dict[str, Any]:
         """The samplers by name, in declaration order."""
-        return dict(zip(self.names, map(holding.given, self._samplers), strict=True))
+        return {name: adapted.sampler for name, adapted in self._by_name.items()}
 
     @property
     def batch_sizes(self) -> dict[str, BatchSize]:
@@ -156,7 +149,7 @@ class NamedBatchSource:
         """Whether a compiled program can draw the batches: no sampler fetches its rows on the host."""
         return not self._hosted
 
-    def __call__(self, step: Step, sampler_state: Mapping[str, Any] | None = None) -> Batches:
+    def __call__(self, step: Step, sampler_state: States | None = None) -> Batches:
         """The batches of a step, in declaration order.
 
         Args:
@@ -167,18 +160,17 @@ class NamedBatchSource:
             `{name: {field: array of shape (size, ...)}}`.
 
         Raises:
-            TypeError: `step` is not a whole number (`True`, `1.5`), or traced where rows lie on the host.
+            TypeError: `step` is not a whole number (`True`, `1.5`), or traced where rows are on the host.
             ValueError: `step` is out of range, or the state of an adaptive sampler is missing.
         """
-        if self._adaptive_names:
-            entries.require_states(self._adaptive_names, sampler_state or {})
+        states = dict(sampler_state or {})
+        _require_states(self._adaptive_names, states)
         if isinstance(step, jax.core.Tracer) or self._is_traced:
             self._require_traceable()
-            return draws.draw(self, step, dict(sampler_state or {}))
+            return _draw(self, step, states)
         number = validation.step_number(step)
         draw, leaves = self._compiled
-        drawn = draw(leaves, number, dict(sampler_state or {}))
-        return self._gathered(dict(zip(self.names, drawn, strict=True)))
+        return self._gathered(dict(zip(self.names, draw(leaves, number, states), strict=True)))
 
     def stacked_batches(
         self, steps: range, count: int, own_rows: Callable[[int], Any] = lambda size: None
@@ -216,45 +208,42 @@ class NamedBatchSource:
         Returns:
             Sources of the hosted samplers and of the others, which is traceable; `None` where there are none.
         """
-        inside = {name: held for name, held in self._by_name.items() if name not in self._hosted}
-        if not inside:
-            return self, None
-        return self._part({name: self._by_name[name] for name in self._hosted}), self._part(inside)
+        in_program = {name: sampler for name, sampler in self._by_name.items() if not sampler.is_hosted}
+        return (self._part(self._hosted), self._part(in_program)) if in_program else (self, None)
 
-    def _part(self, held: Mapping[str, Any]) -> "NamedBatchSource":
-        """A source of these held samplers, some of its own or what stands for them, with their keys."""
+    def _part(self, samplers: Mapping[str, AdaptedSampler]) -> "NamedBatchSource":
+        """A source of these samplers, some of its own or what draws for them, with their keys."""
         part = object.__new__(NamedBatchSource)
-        sizes = tuple(self.batch_sizes[name] for name in held)
-        values = {"names": tuple(held), "_samplers": tuple(held.values()), "_sizes": sizes}
-        for name, value in {**values, "key": self.key, "dealt_to": self.dealt_to}.items():
-            object.__setattr__(part, name, value)
+        sizes = tuple(self.batch_sizes[name] for name in samplers)
+        assign(part, names=tuple(samplers), key=self.key, key_names=self.key_names)
+        assign(part, _samplers=tuple(samplers.values()), _sizes=sizes)
         return part
 
     def _gathered(self, batches: Batches, own_rows: Callable[[int], Any] = lambda size: None) -> Batches:
         """With the rows in place of their numbers, where a sampler fetches them on the host."""
         for name, sampler in self._hosted.items():
             index = np.asarray(batches[name][INDEX])
-            batches[name] = gather_own(sampler, index, own_rows(index.shape[-1]))
+            batches[name] = sampler.gather(index, own_rows(index.shape[-1]))
         return batches
 
     def _require_traceable(self) -> None:
         for name in self._hosted:
             raise TypeError(
-                f"the rows of {name!r} lie on the host and cannot be drawn under tracing. "
+                f"the rows of {name!r} are on the host and cannot be drawn under tracing. "
                 "Ask source(step) with an int, or build the source with resident=True."
             )
 
     @property
-    def _by_name(self) -> dict[str, Any]:
+    def _by_name(self) -> dict[str, AdaptedSampler]:
         return dict(zip(self.names, self._samplers, strict=True))
 
     @functools.cached_property
-    def _hosted(self) -> dict[str, Any]:
-        return {name: sampler for name, sampler in self.samplers.items() if isinstance(sampler, HostSampler)}
+    def _hosted(self) -> dict[str, AdaptedSampler]:
+        return {name: sampler for name, sampler in self._by_name.items() if sampler.is_hosted}
 
     @functools.cached_property
     def _adaptive_names(self) -> tuple[str, ...]:
-        return tuple(name for name, sampler in self.samplers.items() if draws.is_adaptive(sampler))
+        return tuple(name for name, sampler in self._by_name.items() if sampler.is_adaptive)
 
     @property
     def _is_traced(self) -> bool:
@@ -268,26 +257,24 @@ class NamedBatchSource:
         leaves, structure = jax.tree.flatten(self._drawing)
         # The first call may come while something else is traced; what is remembered must outlive that.
         with jax.ensure_compile_time_eval():
-            return draws.compiled_draw(structure), [
-                jax.device_put(holding.in_memory(leaf)) for leaf in leaves
-            ]
+            return _compiled_draw(structure), [jax.device_put(_in_memory(leaf)) for leaf in leaves]
 
     @property
     def _compiled_steps(self) -> tuple[Callable[..., Any], list[jax.Array]]:
-        return draws.compiled_stack(jax.tree.structure(self._drawing)), self._compiled[1]
+        return _compiled_stack(jax.tree.structure(self._drawing)), self._compiled[1]
 
     @property
     def _drawing(self) -> "NamedBatchSource":
-        """The source without the rows that lie on the host."""
-        return self._part({name: holding.drawing(held) for name, held in self._by_name.items()})
+        """The source without the rows that are on the host."""
+        return self._part({name: sampler.without_rows() for name, sampler in self._by_name.items()})
 
     def sample(
         self,
         key: KeyScalar,
         batch_sizes: BatchSizes | None = None,
-        sampler_state: Mapping[str, Any] | None = None,
+        sampler_state: States | None = None,
     ) -> Batches:
-        """Batches from an explicit key, as `split(key, n)` deals it out; for diagnostics.
+        """Batches from an explicit key, split as a step key is; for diagnostics.
 
         `source.sample(keys.step_key(source.key, t))` is `source(t)` for samplers without step or state.
 
@@ -301,55 +288,51 @@ class NamedBatchSource:
         """
         keys.require_key(key, "key")
         overrides = dict(batch_sizes or {})
-        entries.require_known(overrides, self.samplers, "batch_sizes")
-        sizes = entries.checked_sizes(self.samplers, {**self.batch_sizes, **overrides})
+        require_known(overrides, self.names, "batch_sizes")
+        sizes = _checked_sizes(self._by_name, {**self.batch_sizes, **overrides})
         states = dict(sampler_state or {})
-        entries.require_states(self._adaptive_names, states)
+        _require_states(self._adaptive_names, states)
         if isinstance(key, jax.core.Tracer):
             self._require_traceable()
-        source = jax.tree.map(holding.in_memory, self._drawing)
-        drawn = draws.sample(source, tuple(sizes.values()), key, states)
+        source = jax.tree.map(_in_memory, self._drawing)
+        drawn = _sample(source, sizes, key, states)
         return self._gathered(dict(zip(self.names, drawn, strict=True)))
 
     def sampler_keys(self, step: Step) -> dict[str, KeyScalar]:
         """The key of each sampler at a step, by name. `step` may be traced."""
-        dealt = draws.deal(keys.step_key(self.key, step), self.dealt_to)
-        return {name: dealt[name] for name in self.names}
+        split = _split(keys.step_key(self.key, step), self.key_names)
+        return {name: split[name] for name in self.names}
 
     def prepare(self, device: Any = None) -> "NamedBatchSource":
         """The same source with its arrays on a device (or sharding); the default device for `None`."""
-        return jax.device_put(jax.tree.map(holding.in_memory, self), device)
+        return jax.device_put(jax.tree.map(_in_memory, self), device)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract: the samplers in order, with kinds, options and sizes."""
         return {
             "kind": "NamedBatchSource",
             "samplers": [
-                {"name": name, "size": size, **_described(sampler)}
-                for (name, sampler), size in zip(self.samplers.items(), self._sizes, strict=True)
+                {"name": name, "size": size, **sampler.describe()}
+                for name, sampler, size in zip(self.names, self._samplers, self._sizes, strict=True)
             ],
         }
 
     def contents(self) -> dict[str, Any]:
         """What the samplers pick from, by name; digested for the contract."""
-        return {
-            name: sampler.contents()
-            for name, sampler in self.samplers.items()
-            if callable(getattr(sampler, "contents", None))
-        }
+        contents = {name: sampler.contents() for name, sampler in self._by_name.items()}
+        return {name: fields for name, fields in contents.items() if fields is not None}
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name}={size!r}" for name, size in self.batch_sizes.items())
         return f"NamedBatchSource({listed})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what the first call remembered; keys as text, which every JAX can read."""
-        named = {name: getattr(self, name) for name in ("names", "dealt_to", "_samplers", "_sizes")}
+        """Everything but what the first call cached; keys as text, which every JAX can read."""
+        named = {name: getattr(self, name) for name in ("names", "key_names", "_samplers", "_sizes")}
         return {**named, "key": keys.fingerprint(self.key)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in {**state, "key": keys.from_fingerprint(state["key"])}.items():
-            object.__setattr__(self, name, value)
+        assign(self, **{**state, "key": keys.from_fingerprint(state["key"])})
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
@@ -369,10 +352,8 @@ class PoolDataModule:
     def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: Any):
         validation.mapping(pools, "pools")
         validation.mapping(batch_sizes, "batch_sizes")
-        entries.require_sizes(pools, batch_sizes)
-        object.__setattr__(self, "pools", dict(pools))
-        object.__setattr__(self, "batch_sizes", dict(batch_sizes))
-        object.__setattr__(self, "options", options)
+        require_sizes(pools, batch_sizes)
+        assign(self, pools=dict(pools), batch_sizes=dict(batch_sizes), options=options)
 
     def train_batch_source(self, batch_keys: tuple[str, ...], key: KeyScalar) -> NamedBatchSource:
         """A source of the batches with these names, in their order."""
@@ -381,7 +362,77 @@ class PoolDataModule:
         )
 
 
-def _described(sampler: Any) -> dict[str, Any]:
-    if hasattr(sampler, "describe"):
-        return dict(sampler.describe())
-    return {"kind": f"{type(sampler).__module__}.{type(sampler).__qualname__}"}
+def _draw(source: NamedBatchSource, step: Step, sampler_state: States) -> Batches:
+    """The batches of a step; may be traced."""
+    split = _split(keys.step_key(source.key, step), source.key_names)
+    batches = {}
+    for name, sampler, size in zip(source.names, source._samplers, source._sizes, strict=True):
+        if sampler.follows_step:
+            stream = keys.stream(source.key, "sampler", name)
+            batches[name] = sampler.sample_at(stream, step, size)
+        else:
+            batches[name] = sampler.sample(split[name], size, sampler_state.get(name))
+    return batches
+
+
+def _split(key: KeyScalar, names: tuple[str, ...]) -> dict[str, KeyScalar]:
+    """One key for each name, in their order."""
+    split = keys.settled(jax.random.split(key, len(names)))
+    return {name: split[index] for index, name in enumerate(names)}
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_draw(structure: Any) -> Callable[..., Any]:
+    """One jitted draw for each structure, shared by all sources of it."""
+
+    def drawn(leaves: list[jax.Array], step: jax.Array, sampler_state: States) -> tuple[Any, ...]:
+        source = jax.tree.unflatten(structure, leaves)
+        return tuple(_draw(source, step, sampler_state).values())
+
+    return jax.jit(drawn)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_stack(structure: Any) -> Callable[..., Any]:
+    """The same of consecutive steps, one turn of a loop for each."""
+
+    def drawn(leaves: list[jax.Array], first: jax.Array, count: int) -> tuple[Any, ...]:
+        source = jax.tree.unflatten(structure, leaves)
+        steps = first + jnp.arange(count, dtype=jnp.int32)
+        return jax.lax.map(lambda step: tuple(_draw(source, step, {}).values()), steps)
+
+    return jax.jit(drawn, static_argnums=2)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sample(
+    source: NamedBatchSource, sizes: tuple[BatchSize, ...], key: KeyScalar, states: States
+) -> tuple[Any, ...]:
+    """Batches of these sizes from an explicit key, in the order of the names."""
+    split = _split(key, source.key_names)
+    return tuple(
+        sampler.sample(split[name], size, states.get(name))
+        for name, sampler, size in zip(source.names, source._samplers, sizes, strict=True)
+    )
+
+
+def _checked_sizes(samplers: Mapping[str, AdaptedSampler], sizes: BatchSizes) -> tuple[BatchSize, ...]:
+    """The sizes in the order of the samplers, each one its sampler can serve."""
+    return tuple(
+        sampler.check_size(sizes[name], f"batch_sizes[{name!r}]") for name, sampler in samplers.items()
+    )
+
+
+def _require_states(names: tuple[str, ...], sampler_state: States) -> None:
+    """Raises for a sampler without its state."""
+    for name in names:
+        if name not in sampler_state:
+            raise ValueError(
+                f"sampler {name!r} keeps a state, and sampler_state has {validation.shown(sampler_state)}. "
+                f"Pass sampler_state={{{name!r}: sampler.init(key)}}."
+            )
+
+
+def _in_memory(leaf: Any) -> jax.Array | np.ndarray[Any, Any]:
+    """Rows on disk, read; everything else as it is."""
+    return leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)

@@ -11,6 +11,8 @@ ring first are taken (Efraimidis and Spirakis, "Weighted random sampling with a 
 drawing one row after the other in proportion to the weights that are left.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from phijax_rng._base import exact_math, uint64
-from phijax_rng._base.types import KeyScalar
+from phijax_rng._base import exact_math, pytrees, uint64, validation
+from phijax_rng._base.frozen import assign
+from phijax_rng._base.types import BatchSize, KeyScalar, Rows
+from phijax_rng.sampling import rows
 
 # Weights below this part of the largest one count as this part of it in draws without replacement, so
 # that a clock stays within float32.
@@ -36,6 +40,153 @@ _LOGARITHM = np.asarray(
     np.float32,
 )
 _LN2 = np.float32(0.6931471805599453)
+
+
+@pytrees.record(data=("fields", "weights"), meta=("replace", "num_positive", "sort_axis"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedRowSampler:
+    """Rows of a pool in proportion to weights; a row of weight zero is never drawn.
+
+    With replacement each row of a batch is drawn on its own, at a cost of O(log num_rows), by 64 random bits
+    that are looked up in whole-number sums of the weights. Without, one after the other in proportion to
+    the weights that are left, by exponential clocks, at a cost of O(num_rows) for a batch. Both are the same
+    bits in every program and on every platform with IEEE arithmetic.
+
+    Attributes:
+        fields: field name -> array of shape `(num_rows, ...)`, or a `HostPool`.
+        weights: one for each row, finite, not negative, at least one positive; stored as sums or clocks. A
+            positive weight below 2**-(62 - bits of num_rows) of the largest counts as that much; without
+            replacement 2**-60 is the least. Traced weights are not checked: see `weighted_rows`.
+        replace: whether a row may be drawn twice in one batch.
+        sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
+            the order of drawing.
+
+    Raises:
+        TypeError: a field or the weights are not an array of numbers, or an option is of the wrong type.
+        ValueError: fields of different lengths, weights that are negative, NaN, infinite, all zero or
+            not one for each row, or no such axis.
+    """
+
+    fields: Any
+    weights: Any
+    replace: bool = True
+    _: dataclasses.KW_ONLY
+    sort_axis: int | None = None
+    num_positive: int | None = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        rows.check_fields(self)
+        validation.flag(self.replace, "replace")
+        weights, count = self.weights, None
+        if isinstance(weights, jax.core.Tracer):
+            _require_shape(weights, self.num_rows)
+            table: tuple[Any, ...] = _traced_table(weights, self.replace)
+        else:
+            weights = check(weights, "weights", self.num_rows)
+            count = int(np.count_nonzero(weights))
+            table = sums_of(weights) if self.replace else (clocks_of(weights),)
+        assign(self, weights=table, num_positive=count)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, those of weight zero too."""
+        return rows.count_rows(self.fields)
+
+    def check_size(self, size: BatchSize, name: str) -> None:
+        """Raises if a batch cannot have this many rows."""
+        unknown = self.replace or self.num_positive is None  # traced weights have no number to tell
+        _require_rows(size, name, self.num_rows if unknown else self.num_positive, self.replace)
+
+    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
+        """Rows by field name; `"all"` gives every row in the order of the pool, whatever its weight.
+
+        Args:
+            key: a typed key of shape `()`; may be traced. Not used for `"all"`.
+            size: rows to draw; static.
+
+        Returns:
+            Field name -> array of shape `(size, ...)`, dtypes of the pool.
+        """
+        self.check_size(validation.batch_size(size, "size"), "size")
+        chosen = None if size == "all" else self.choose(key, int(size))
+        return rows.batch_of(self.fields, chosen, self.sort_axis)
+
+    def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
+        """The numbers of the rows that `sample` gives, before they are sorted."""
+        if self.replace:
+            return draw(key, size, self.weights)
+        return draw_distinct(key, size, *self.weights)
+
+    def contents(self) -> dict[str, Any]:
+        """The rows and what is stored of the weights, whose digest goes into the contract."""
+        return {"fields": dict(self.fields), "weights": self.weights}
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the contract."""
+        return {
+            "kind": "WeightedRowSampler",
+            "num_rows": self.num_rows,
+            "num_positive": self.num_positive,
+            "fields": rows.describe_fields(self.fields),
+            "replace": self.replace,
+            "sort_axis": self.sort_axis,
+        }
+
+
+def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = True) -> Int32[Array, " size"]:
+    """`size` row numbers in proportion to weights, which may be traced.
+
+    Args:
+        key: a typed key of shape `()`; may be traced. Used for nothing else.
+        weights: shape `(n,)`, taken as float32. Known ones are checked. Of traced ones, what is
+            NaN, infinite, negative or below 2**-126 counts as 0; if nothing is left, all rows are equally
+            likely; and without replacement, if there are fewer positive weights than `size`, their
+            rows come again in the same order rather than a row of weight zero.
+        size: a positive int, static; at most n without replacement.
+        replace: whether a row may be drawn twice.
+
+    Returns:
+        `int32` of shape `(size,)`. A smaller draw is the beginning of a larger one. It costs O(n).
+
+    Raises:
+        TypeError: known weights are not numbers.
+        ValueError: known weights are not finite, negative or all zero, or too few are positive.
+    """
+    size = validation.positive(size, "size")
+    validation.flag(replace, "replace")
+    if isinstance(weights, jax.core.Tracer):
+        _require_shape(weights, None)
+        _require_rows(size, "size", weights.shape[0], replace)
+    else:
+        checked = check(weights, "weights")
+        _require_rows(size, "size", int(np.count_nonzero(checked)), replace)
+        weights = checked.astype(np.float32)
+    return _weighted_rows(key, weights, size, replace)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _weighted_rows(key: KeyScalar, weights: Array, size: int, replace: bool) -> Array:
+    table = _traced_table(weights, replace)
+    return draw(key, size, table) if replace else draw_distinct(key, size, *table)
+
+
+def _traced_table(weights: Array, replace: bool) -> tuple[Array, ...]:
+    usable = safe(weights)
+    return traced_sums(usable) if replace else (traced_clocks(usable),)
+
+
+def _require_shape(weights: Array, n: int | None) -> None:
+    if weights.ndim != 1 or not weights.shape[0] or (n is not None and weights.shape[0] != n):
+        wanted = "one weight for each row" if n is None else f"one weight for each of {n} rows"
+        raise ValueError(f"weights must have {wanted}, got shape {weights.shape}. Give every row a weight.")
+
+
+def _require_rows(size: BatchSize, name: str, available: int | None, replace: bool) -> None:
+    if not replace and size != "all" and available is not None and int(size) > available:
+        raise ValueError(
+            f"{name} must be at most the {available} rows of positive weight when replace=False, got {size}. "
+            "Use a smaller size, more positive weights, or replace=True."
+        )
 
 
 def check(weights: Any, name: str, n: int | None = None) -> np.ndarray[Any, Any]:
@@ -132,9 +283,9 @@ def draw_distinct(key: KeyScalar, size: int, clocks: Any) -> Int32[Array, " size
     clocks = jnp.asarray(clocks)
     bits = jax.random.bits(key, (len(clocks), 2), jnp.uint32)
     times = exponential(bits[:, 0], bits[:, 1]) * clocks
-    _, rows = jax.lax.top_k(-times, size)
+    _, first = jax.lax.top_k(-times, size)
     count = jnp.sum(jnp.isfinite(clocks), dtype=jnp.int32)
-    return rows.astype(jnp.int32)[jnp.arange(size, dtype=jnp.int32) % count]
+    return first.astype(jnp.int32)[jnp.arange(size, dtype=jnp.int32) % count]
 
 
 def exponential(high: UInt32[Array, "*n"], low: UInt32[Array, "*n"]) -> Float32[Array, "*n"]:

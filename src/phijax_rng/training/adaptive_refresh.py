@@ -117,7 +117,7 @@ class AdaptiveRefresh:
                 f"{validation.shown(state.sampler_state)}. "
                 "Begin with refresh.with_sampler_state(state, source)."
             )
-        sampler, own = source.samplers[name], state.sampler_state[name]
+        sampler, own = source.adaptive_samplers[name], state.sampler_state[name]
 
         def refresh(own: Any) -> Any:
             key = keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), state.step)
@@ -126,7 +126,7 @@ class AdaptiveRefresh:
 
             def residuals(rows: Rows) -> jax.Array:
                 found = self.module.residual_rows(state.model_state, {**batches, name: rows}, residual_key)
-                return _together(found, getattr(sampler, "residual_names", None) or (name,), rows)
+                return _together(found, sampler.residual_names(name), rows)
 
             return sampler.refresh(sampler_key, own, residuals)
 

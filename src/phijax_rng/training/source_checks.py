@@ -15,16 +15,17 @@ from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.errors import ImpureSourceError
-from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
+from phijax_rng.sampling.adapters import AdaptedSampler, AdaptedSource, adapt_source
 from phijax_rng.sampling.adaptive import ResidualDistributionSampler, ResidualRefinementSampler
 from phijax_rng.sampling.domains import SpaceTimeSampler, UniformDomainSampler
 from phijax_rng.sampling.geometry.balls import Ball, Sphere
 from phijax_rng.sampling.geometry.boxes import Box, BoxEdges, BoxFaces
 from phijax_rng.sampling.geometry.composites import InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.sampling.hosted import HostedRowSampler
-from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler, WeightedRowSampler
+from phijax_rng.sampling.rows import RandomRowSampler, ShuffledRowSampler
 from phijax_rng.sampling.sequences import LatinHypercubeSampler, SobolSampler
 from phijax_rng.sampling.sources import NamedBatchSource
+from phijax_rng.sampling.weighted import WeightedRowSampler
 
 _PURE = {
     *(RandomRowSampler, ShuffledRowSampler, WeightedRowSampler, HostedRowSampler),
@@ -33,8 +34,6 @@ _PURE = {
     *(SobolSampler, LatinHypercubeSampler),
     *(ResidualDistributionSampler, ResidualRefinementSampler),
 }
-# What such a sampler draws through may be a user's own.
-_WRAPPED = ("domain", "space", "sampler")
 _OTHER_STEPS = 3
 
 
@@ -76,17 +75,13 @@ def _asked(source: AdaptedSource) -> list[str] | None:
     return [
         name
         for name, sampler in source.samplers.items()
-        if not _is_pure(sampler)
-        and source.batch_sizes[name] != "all"
-        and not getattr(sampler, "fixed", False)
+        if not _is_pure(sampler) and source.batch_sizes[name] != "all" and not AdaptedSampler(sampler).fixed
     ]
 
 
 def _is_pure(sampler: Any) -> bool:
     """Whether this is a class of this package, neither a user's subclass nor around something of a user's."""
-    wrapped = [getattr(sampler, name) for name in _WRAPPED if hasattr(sampler, name)]
-    parts = (*wrapped, *getattr(sampler, "parts", ()))
-    return type(sampler) in _PURE and all(map(_is_pure, parts))
+    return type(sampler) in _PURE and all(map(_is_pure, AdaptedSampler(sampler).inner_parts))
 
 
 def _digests(
