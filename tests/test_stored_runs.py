@@ -18,7 +18,7 @@ FILES = sorted(tuple(path.stem.split("-jax-")) for path in STORED.glob("*.zip"))
 EVERYDAY = [file for file in FILES if file[0] in ("adaptive", "gradnorm", "plain", "static")]
 DIGESTS = json.loads((STORED / "digests.json").read_text(encoding="utf-8"))
 # Another version, processor or number of cores may move the last bits of what is trained, no key and no row.
-_MACHINE = ("versions.", "machine.", "training.program")
+_MACHINE = ("versions.", "machine.")
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,13 @@ def test_a_stored_run_resumes_without_a_warning_and_ends_as_it_ended(run, versio
         resumed = RUNS[run].fit(directory, resume=True, ckpt_step=FIRST)
     lines = [line.strip() for warning in caught for line in str(warning.message).splitlines()]
     changed = [line for line in lines if line[:1].islower() and not line.startswith(("resuming", "the "))]
-    assert [line for line in changed if not line.startswith(_MACHINE)] == []
+    elsewhere = any(line.startswith(_MACHINE) for line in changed)
+    others = [line for line in changed if not line.startswith(_MACHINE)]
+    assert [line for line in others if not line.startswith("training.program")] == []
+    assert others == [] or elsewhere
     assert (resumed.iterations, int(resumed.state.step)) == (LAST - FIRST, LAST)
     ended = last.restore(resumed.state, LAST)
-    if changed:
+    if elsewhere:
         return
     # Nothing about the machine differs: every bit of the state, the history and the memory is the stored one.
     stored = Checkpoints(_stored_runs.unpack(run, version, tmp_path / "again")).restore(resumed.state, LAST)

@@ -24,7 +24,8 @@ from phijax_rng.training.balancing.weights import by_name, weighted_sum
 
 _LARGEST_LOG = 80  # exp of it and of its negative are normal numbers in float32
 
-# Adam as in Kingma and Ba, ICLR 2015, with the constants proposed there.
+# Adam as in Kingma and Ba, ICLR 2015, with the constants proposed there. Not optax.scale_by_adam, which
+# rounds differently: a run saved before would end in other bits.
 _BETA1, _BETA2, _EPS = np.float32(0.9), np.float32(0.999), np.float32(1e-8)
 
 
