@@ -211,7 +211,7 @@ def first_difference(actual: Any, expected: Any, *, max_ulp: int = 0) -> str | N
     """A sentence on the first leaf that differs between two pytrees, or `None`.
 
     Typed keys are compared by implementation and bits, arrays by dtype, shape and bits (NaN payloads and the
-    sign of zero count), everything else by type and value.
+    sign of zero count), numbers of Python by type and bits, everything else by type and value.
     """
     ours, theirs = (jax.tree_util.tree_flatten_with_path(tree) for tree in (actual, expected))
     if str(ours[1]) != str(theirs[1]):
@@ -226,7 +226,7 @@ def first_difference(actual: Any, expected: Any, *, max_ulp: int = 0) -> str | N
 def _leaf_difference(one: Any, other: Any, max_ulp: int) -> str | None:
     one, other = _on_host(one), _on_host(other)
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
-        same = type(one) is type(other) and bool(one == other)
+        same = type(one) is type(other) and bool(_comparable(one) == _comparable(other))
         return None if same else f"{one!r} here, {other!r} there"
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"{one.dtype}{list(one.shape)} here, {other.dtype}{list(other.shape)} there"
@@ -240,6 +240,11 @@ def _leaf_difference(one: Any, other: Any, max_ulp: int) -> str | None:
         f"{int(apart.sum())} of {apart.size} elements differ; the first at {list(first)}: "
         f"{one[first]!s} here, {other[first]!s} there"
     )
+
+
+def _comparable(value: Any) -> Any:
+    # `==` knows no sign of zero, and no NaN equals itself.
+    return np.asarray(value).tobytes() if isinstance(value, (float, complex)) else value
 
 
 def _on_host(tree: Any) -> Any:
