@@ -9,16 +9,13 @@ import pytest
 
 from phijax_rng import Checkpoints, TrainState, keys
 from phijax_rng.errors import DamagedCheckpointError, RunExistsError
-from phijax_rng.resume.plan import Start, decide
+from phijax_rng.resume.plan import Resume, ResumePlan, make_plan
 from tests._bitwise import assert_trees_bitwise_equal
 
 
 def state_at(step):
     key = jax.random.key(0)
     return TrainState({"w": jnp.full(2, float(step))}, (), {}, key, key, key, jnp.int32(step))
-
-
-DEFAULTS = {"resume": False, "ckpt_path": None, "ckpt_step": None, "weights_only": False}
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +30,19 @@ def runs(tmp_path_factory):
     return folder
 
 
-def decided(runs, held, **words):
-    """The start from these words, with paths by their names."""
-    checkpoints = None if held is None else Checkpoints(runs / held)
-    path = words.get("ckpt_path")
+def planned(runs, directory, **options):
+    """The plan for these options, with paths by their names."""
+    checkpoints = None if directory is None else Checkpoints(runs / directory)
+    path = options.get("ckpt_path")
     if path in ("own", "other", "empty", "absent"):
-        words["ckpt_path"] = runs / path
-    return decide(checkpoints, **DEFAULTS | words)
+        options["ckpt_path"] = runs / path
+    return make_plan(checkpoints, Resume(**options))
 
 
-def outline(start: Start):
-    """What was decided; a step only where the words name one."""
-    directory = None if start.checkpoints is None else start.checkpoints.directory.name
-    return directory, start.step, start.weights_only, start.own, start.continues
+def outline(plan: ResumePlan):
+    """The fields of a plan; a step only where the options name one."""
+    directory = None if plan.checkpoints is None else plan.checkpoints.directory.name
+    return directory, plan.step, plan.weights_only, plan.is_own_run, plan.continues
 
 
 FRESH = (None, None, False, False, False)
@@ -99,7 +96,7 @@ FRESH = (None, None, False, False, False)
     ],
 )
 def test_a_run_starts_where_its_words_say(runs, held, words, expected):
-    assert outline(decided(runs, held, **words)) == expected
+    assert outline(planned(runs, held, **words)) == expected
 
 
 @pytest.mark.parametrize(
@@ -281,7 +278,7 @@ def test_a_run_starts_where_its_words_say(runs, held, words, expected):
 )
 def test_words_that_cannot_be_followed_are_refused(runs, held, words, error, message):
     with pytest.raises(error) as caught:
-        decided(runs, held, **words)
+        planned(runs, held, **words)
     assert type(caught.value) is error
     assert str(caught.value) == message.format(runs=runs)
 
@@ -297,7 +294,7 @@ def test_every_combination_of_words_is_followed_or_refused_by_a_message_of_ours(
     ):
         words = {"resume": resume, "ckpt_path": path, "ckpt_step": step, "weights_only": weights_only}
         try:
-            outcomes.add(outline(decided(runs, held, **words)))
+            outcomes.add(outline(planned(runs, held, **words)))
         except (ValueError, FileNotFoundError) as error:
             assert re.search(r"(Pass|Check|Pick) [^.]*.*\.$", str(error)), words
             outcomes.add(type(error).__name__)
@@ -307,7 +304,7 @@ def test_every_combination_of_words_is_followed_or_refused_by_a_message_of_ours(
 def test_deciding_writes_nothing(runs):
     before = sorted(runs.rglob("*"))
     for words in ({"resume": "auto"}, {"ckpt_path": "other"}):
-        decided(runs, "absent", **words)
+        planned(runs, "absent", **words)
     assert sorted(runs.rglob("*")) == before
 
 
@@ -315,14 +312,14 @@ def test_deciding_writes_nothing(runs):
 def test_the_own_directory_is_known_by_any_spelling(runs, tmp_path, spelling):
     (tmp_path / "link").symlink_to(runs / "own")
     path = spelling.format(runs=runs, link=tmp_path / "link")
-    assert outline(decided(runs, "own", ckpt_path=path)) == ("own", None, False, True, True)
+    assert outline(planned(runs, "own", ckpt_path=path)) == ("own", None, False, True, True)
 
 
 def test_a_folder_named_last_is_named_by_a_path(runs, tmp_path, monkeypatch):
     (tmp_path / "last").symlink_to(runs / "other")
     monkeypatch.chdir(tmp_path)
     for path in (Path("last"), "./last"):
-        assert outline(decided(runs, None, ckpt_path=path)) == ("last", None, False, False, True)
+        assert outline(planned(runs, None, ckpt_path=path)) == ("last", None, False, False, True)
 
 
 # What a start gives
@@ -330,7 +327,7 @@ def test_a_folder_named_last_is_named_by_a_path(runs, tmp_path, monkeypatch):
 
 def test_a_fresh_start_gives_what_it_was_given():
     fresh = state_at(0)
-    restored = Start().restore(fresh)
+    restored = ResumePlan().restore(fresh)
     assert restored.state is fresh
     assert (restored.contract, restored.step) == ({}, None)
 
@@ -345,7 +342,7 @@ def test_a_fresh_start_gives_what_it_was_given():
     ids=["newest", "named", "auto"],
 )
 def test_a_start_gives_state_contract_and_root_of_one_step(runs, words, step):
-    start = decided(runs, "own", **words)
+    start = planned(runs, "own", **words)
     restored = start.restore(state_at(0))
     assert_trees_bitwise_equal(restored.state, state_at(step))
     assert restored.step == step
@@ -355,7 +352,7 @@ def test_a_start_gives_state_contract_and_root_of_one_step(runs, words, step):
 
 def test_a_warm_start_gives_the_weights_and_its_own_fresh_rest(runs):
     fresh = state_at(0)
-    restored = decided(runs, None, ckpt_path="other", weights_only=True).restore(fresh)
+    restored = planned(runs, None, ckpt_path="other", weights_only=True).restore(fresh)
     assert_trees_bitwise_equal(restored.state, fresh.replace(model_state=state_at(7).model_state))
     assert restored.step == 7
 
@@ -378,7 +375,7 @@ DAMAGED_READ = pytest.mark.filterwarnings(
 
 @DAMAGED_READ
 def test_without_a_named_step_a_damaged_one_is_passed_over(damaged):
-    start = decide(Checkpoints(damaged), **DEFAULTS | {"resume": True})
+    start = make_plan(Checkpoints(damaged), Resume(True))
     with pytest.warns(UserWarning, match="checkpoint at step 20 is damaged, going back to step 10"):
         restored = start.restore(state_at(0))
     assert_trees_bitwise_equal(restored.state, state_at(10))
@@ -387,7 +384,7 @@ def test_without_a_named_step_a_damaged_one_is_passed_over(damaged):
 
 @DAMAGED_READ
 def test_a_named_step_must_be_intact(damaged):
-    start = decide(Checkpoints(damaged), **DEFAULTS | {"resume": True, "ckpt_step": 20})
+    start = make_plan(Checkpoints(damaged), Resume(True, ckpt_step=20))
     with pytest.raises(DamagedCheckpointError, match=r"^the arrays of step 20 in "):
         start.restore(state_at(0))
 
@@ -398,4 +395,4 @@ def test_a_root_that_is_not_recorded_is_asked_for(tmp_path, contract):
         checkpoints.save(state_at(3), contract)
     message = "seed=None takes the checkpoint's seed, and this checkpoint records none. Pass the seed."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        decide(Checkpoints(tmp_path), **DEFAULTS | {"resume": True}).root()
+        make_plan(Checkpoints(tmp_path), Resume(True)).root()

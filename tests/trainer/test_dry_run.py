@@ -23,7 +23,9 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.auditing import AuditReport
-from phijax_rng.trainer.dry_run import rehearse
+from phijax_rng.devices.placement import resolve
+from phijax_rng.trainer.dry_run import dry_run
+from phijax_rng.trainer.run_spec import FromSeed, RunSpec
 from tests import _problems
 
 TRAINER = Trainer(10, progress=False)
@@ -47,7 +49,7 @@ def test_the_heat_problem_is_clean_and_every_key_has_its_name(heat: AuditReport)
     ]
 
 
-def test_the_rehearsed_keys_and_batches_are_those_of_the_run(heat: AuditReport) -> None:
+def test_the_keys_and_batches_of_a_dry_run_are_those_of_the_run(heat: AuditReport) -> None:
     problem = _problems.heat()
     fitted = Trainer(3, progress=False).fit(problem.module, **problem.arguments, seed=7).state
     state = heat.result
@@ -158,9 +160,8 @@ def test_a_refresh_runs_before_the_batch_and_its_draws_are_named() -> None:
             return state.replace(balancer_state={"noise": noise})
 
     problem = _problems.statistics()
-    report = rehearse(
-        problem.module, **problem.arguments, steps=2, make_refresh=lambda source, state: Refresh()
-    )
+    spec = RunSpec(module=problem.module, initial=FromSeed(42), placement=resolve(), **problem.arguments)
+    report = dry_run(spec, steps=2, make_refresh=lambda source, state: Refresh())
     assert report.clean
     names = [name for draw in report.draws for name in draw.keys if "balancer" in name]
     assert names == [f"root.balancer.stream('update').fold_in({step})" for step in range(2)]

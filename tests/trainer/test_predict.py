@@ -122,3 +122,14 @@ def test_a_checkpoint_wants_a_module_that_predicts(trained):
     silent = dataclasses.replace(HEAT.module, predict=None)
     with pytest.raises(ValueError, match=r"^module must have a predict function, got LossModule\("):
         TRAINER.predict(trained[1], rows(3), module=silent)
+
+
+def test_the_repr_of_a_result_shows_shapes_and_never_numbers_of_arrays(trained):
+    result, _ = trained
+    shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(result.state.model_state)]
+    summary = ", ".join(shapes[:4]) + (", ..." if len(shapes) > 4 else "")
+    assert repr(result) == (
+        "FitResult(step=8, iterations=8, stopped_early=False, interrupted=False, seed=0, "
+        f"metrics={list(result.metrics)}, history={len(result.history)} rows, "
+        f"model_state={len(shapes)} arrays: {summary})"
+    )

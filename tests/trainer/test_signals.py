@@ -41,7 +41,7 @@ def test_a_second_sigint_is_raised_and_names_the_save_that_stands():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: no checkpoint was saved$"):
             signal.raise_signal(signal.SIGINT)
-        signals.standing = lambda: "the checkpoint at step 7 in /run stands"
+        signals.describe_save = lambda: "the checkpoint at step 7 in /run stands"
         message = "interrupted twice: the checkpoint at step 7 in /run stands"
         with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(message)}$"):
             signal.raise_signal(signal.SIGINT)

@@ -1,28 +1,31 @@
 """Where a run starts: fresh, from its own last checkpoint, or from another run's.
 
-| words                                 | the run starts                                                   |
-|---------------------------------------|------------------------------------------------------------------|
-| (none)                                | fresh; refused if the directory holds a run                      |
-| `resume="auto"`                       | from its own newest step; if it has none, as the other words say |
-| `resume=True`, or `ckpt_path="last"`  | from its own newest step, which must exist                       |
-| `resume=True, ckpt_step=n`            | from its own step n; later steps are moved to `superseded/`      |
-| `ckpt_path=root`                      | from the newest step of another run (its *origin*)               |
-| `ckpt_path=root, ckpt_step=n`         | from step n of another run                                       |
-| `ckpt_path=root, weights_only=True`   | fresh, with the model state of another run                       |
+| options                               | the run starts                                                     |
+|---------------------------------------|--------------------------------------------------------------------|
+| (none)                                | fresh; an error if the directory has a run                         |
+| `resume="auto"`                       | from its own newest step; without one, as the other options say    |
+| `resume=True`, or `ckpt_path="last"`  | from its own newest step, which must exist                         |
+| `resume=True, ckpt_step=n`            | from its own step n; later steps are moved to `superseded/`        |
+| `ckpt_path=root`                      | from the newest step of another run (its *origin*)                 |
+| `ckpt_path=root, ckpt_step=n`         | from step n of another run                                         |
+| `ckpt_path=root, weights_only=True`   | fresh, with the model state of another run                         |
 
 So one command line with `resume="auto"` always continues, however often it is killed.
+
+    options --make_plan--> ResumePlan --restore--> Restored       `resumed_run` takes it from there
 """
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import RunExistsError
@@ -30,28 +33,58 @@ from phijax_rng.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """Where to start.
+class Resume:
+    """The resume options of `Trainer.fit` and `Trainer.fit_state`, as one value.
 
     Attributes:
-        checkpoints: what to restore from, or `None` for a fresh run.
+        resume: `True`, `False` or `"auto"`; see the table of this module.
+        ckpt_path: the root of another run, or `"last"`.
+        ckpt_step: which step to restore; the newest for `None`.
+        weights_only: whether only the model state is restored.
+        on_change: `"error"` or `"warn"`, for a change that moves keys or batches.
+    """
+
+    resume: bool | str = False
+    ckpt_path: str | os.PathLike[str] | None = None
+    ckpt_step: int | None = None
+    weights_only: bool = False
+    on_change: str = "error"
+
+    def __post_init__(self) -> None:
+        validation.one_of(self.on_change, "on_change", ("error", "warn"))
+        validation.one_of(self.resume, "resume", (False, True, "auto"))
+        validation.flag(self.weights_only, "weights_only")
+        if self.ckpt_path is not None and not isinstance(self.ckpt_path, (str, os.PathLike)):
+            raise TypeError(
+                f"ckpt_path must be a path or 'last', got {self.ckpt_path!r}. Pass the root of a run."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumePlan:
+    """Where a run starts.
+
+    Attributes:
+        checkpoints: what to restore from; `None` for a fresh run.
         step: the step to restore; `None` for the newest intact one, or a fresh run.
-        weights_only: whether only the model state is taken from there.
-        own: whether it is this trainer's own run that goes on.
+        weights_only: whether only the model state is restored.
+        is_own_run: whether the trainer's own run continues.
+        on_change: `"error"` or `"warn"`.
     """
 
     checkpoints: Checkpoints | None = None
     step: int | None = None
     weights_only: bool = False
-    own: bool = False
+    is_own_run: bool = False
+    on_change: str = "error"
 
     @property
     def continues(self) -> bool:
         """Whether keys and step come from a checkpoint."""
         return self.checkpoints is not None and not self.weights_only
 
-    def root(self) -> Any:
-        """The root key that the run to be continued was started from.
+    def root(self) -> KeyScalar:
+        """The root key of the run that continues.
 
         Raises:
             ValueError: it is not recorded.
@@ -65,9 +98,9 @@ class Start:
         return keys.from_fingerprint(known)
 
     def restore(self, fresh: TrainState) -> "Restored":
-        """The state to start from, and the contract it was saved with.
+        """The state to start from, and what was saved with it.
 
-        A named step must be intact; without one, damaged steps are passed over with a warning.
+        A named step must be intact; without one, damaged steps are skipped with a warning.
         """
         if self.checkpoints is None:
             return Restored(fresh, {}, None, {}, {})
@@ -93,7 +126,7 @@ class Restored:
         contract: the contract it was saved with; empty for a fresh run.
         step: the step it was saved at; `None` for a fresh run.
         streams: fingerprints of the saved keys, for a state that was saved without a contract.
-        memory: what history and callbacks remembered; empty for a fresh run.
+        memory: the stored memory of history and callbacks; empty for a fresh run.
     """
 
     state: TrainState
@@ -103,48 +136,58 @@ class Restored:
     memory: Mapping[str, Any]
 
 
-def decide(
-    checkpoints: Checkpoints | None,
-    *,
-    resume: bool | str,
-    ckpt_path: str | os.PathLike[str] | None,
-    ckpt_step: int | None,
-    weights_only: bool,
-) -> Start:
-    """The start that these words ask for.
+@contextlib.contextmanager
+def locked_plan(checkpoints: Checkpoints | None, options: Resume) -> Iterator[ResumePlan]:
+    """A `with` block around a run: its plan, with the trainer's directory locked until the run ends."""
+    # Once before the lock, which creates the directory: options that contradict each other create nothing.
+    plan = make_plan(checkpoints, options)
+    if checkpoints is None:
+        yield plan
+        return
+    checkpoints.lock()
+    with checkpoints:
+        # Once more under the lock: another job may have saved, or deleted steps, in between.
+        yield make_plan(checkpoints, options)
+
+
+def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
+    """The resume plan for these options and for what is on disk.
 
     Raises:
-        ValueError: words that contradict each other, or need a directory that the trainer lacks; processes
+        ValueError: options that contradict each other, or need a directory that the trainer lacks; processes
             that do not see the same checkpoints.
         FileNotFoundError: there is no such checkpoint.
-        RunExistsError: a fresh run into a directory that holds a run.
+        RunExistsError: a fresh run in a directory that has a run.
     """
-    validation.one_of(resume, "resume", (False, True, "auto"))
-    validation.flag(weights_only, "weights_only")
+    resume, ckpt_path = options.resume, options.ckpt_path
     if ckpt_path == "last":
         resume, ckpt_path = _last(resume), None
-    elsewhere = _other_root(checkpoints, ckpt_path)
-    if ckpt_path is not None and elsewhere is None and not weights_only:
+    other = _other_run(checkpoints, ckpt_path)
+    if ckpt_path is not None and other is None and not options.weights_only:
         resume = resume or True
-    _require_consistent(checkpoints, resume, elsewhere, ckpt_step, weights_only)
-    held = checkpoints.latest_step if checkpoints is not None else None
-    _require_seen_by_all(held, None if elsewhere is None else elsewhere.latest_step)
-    if resume is True or (resume == "auto" and held is not None):
-        assert checkpoints is not None
-        step = None if resume == "auto" else ckpt_step
-        return Start(checkpoints, _explicit(checkpoints, step), own=True)
-    if held is not None:
+    _require_consistent(checkpoints, dataclasses.replace(options, resume=resume), other)
+    newest = checkpoints.latest_step if checkpoints is not None else None
+    _require_seen_by_all(newest, None if other is None else other.latest_step)
+    if checkpoints is not None and (resume is True or (resume == "auto" and newest is not None)):
+        step = None if resume == "auto" else options.ckpt_step
+        return ResumePlan(
+            checkpoints, _explicit(checkpoints, step), is_own_run=True, on_change=options.on_change
+        )
+    if checkpoints is not None and newest is not None:
         raise RunExistsError(
-            f"{checkpoints.directory} holds a run at step {held}, and a fresh one was asked for. "  # type: ignore[union-attr]
+            f"{checkpoints.directory} holds a run at step {newest}, and a fresh one was asked for. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
-    if elsewhere is not None:
-        return Start(elsewhere, _explicit(elsewhere, ckpt_step), weights_only)
-    return Start()
+    if other is not None:
+        step = _explicit(other, options.ckpt_step)
+        return ResumePlan(other, step, options.weights_only, on_change=options.on_change)
+    return ResumePlan(on_change=options.on_change)
 
 
 def _require_seen_by_all(*newest: int | None) -> None:
-    """Asked before anything else is agreed on, or processes would answer different questions."""
+    """Raises unless every process sees the same newest steps."""
+    # Before anything else is compared: processes that plan different starts would wait in different
+    # collectives, for ever.
     seen = next((step for step in newest if step is not None), None)
     processes.require_same(
         np.array([-1 if step is None else step for step in newest], np.int64),
@@ -169,29 +212,23 @@ def _last(resume: bool | str) -> bool:
     return True
 
 
-def _other_root(checkpoints: Checkpoints | None, ckpt_path: Any) -> Checkpoints | None:
+def _other_run(
+    checkpoints: Checkpoints | None, ckpt_path: str | os.PathLike[str] | None
+) -> Checkpoints | None:
     """The other run's checkpoints; `None` where `ckpt_path` is absent or the trainer's own directory."""
     if ckpt_path is None:
         return None
-    if not isinstance(ckpt_path, (str, os.PathLike)):
-        raise TypeError(f"ckpt_path must be a path or 'last', got {ckpt_path!r}. Pass the root of a run.")
-    elsewhere = Checkpoints(ckpt_path)
-    if checkpoints is not None and _same(elsewhere.directory, checkpoints.directory):
+    other = Checkpoints(ckpt_path)
+    # Resolved, since one directory has many names: a link, or `.` in the path.
+    if checkpoints is not None and other.directory.resolve() == checkpoints.directory.resolve():
         return None
-    return elsewhere
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+    return other
 
 
 def _require_consistent(
-    checkpoints: Checkpoints | None,
-    resume: bool | str,
-    elsewhere: Checkpoints | None,
-    ckpt_step: int | None,
-    weights_only: bool,
+    checkpoints: Checkpoints | None, options: Resume, elsewhere: Checkpoints | None
 ) -> None:
+    resume, ckpt_step = options.resume, options.ckpt_step
     if resume and checkpoints is None:
         raise ValueError(
             f"resume={resume!r} needs a directory to continue from; the trainer has checkpoints=None. "
@@ -212,7 +249,7 @@ def _require_consistent(
         raise ValueError(
             f"ckpt_step={ckpt_step!r} names a step of no run. Pass resume=True or ckpt_path too."
         )
-    if weights_only and elsewhere is None:
+    if options.weights_only and elsewhere is None:
         raise ValueError(
             "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path."
         )

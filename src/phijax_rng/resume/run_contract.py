@@ -1,4 +1,4 @@
-"""The contract of a run in the making: built when the run starts, completed while it compiles.
+"""The contract of one run: built when it starts, completed when it is compiled, saved with every checkpoint.
 
 at the start       keys, source, training, environment, lineage      compared at once
 while compiling    the digest of the pools, in a thread of its own
@@ -15,55 +15,56 @@ from collections.abc import Mapping
 from typing import Any
 
 from phijax_rng._base.digests import digest
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.devices import processes
+from phijax_rng.devices.placement import Placement
 from phijax_rng.errors import RunChangedError
-from phijax_rng.resume import contract
-from phijax_rng.resume.plan import Restored, Start
-from phijax_rng.sampling.adapters import adapt_source
+from phijax_rng.resume import contract, environment
+from phijax_rng.resume.plan import Restored, ResumePlan
+from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState
 
 _log = logging.getLogger("phijax_rng")
 
 
-class Record:
-    """What this run promises, and what the run it continues promised.
+class RunContract:
+    """The contract of this run, and that of the run it continues.
 
     Attributes:
-        own: whether the trainer's own run goes on.
-        may_save: whether what changed since the save has been settled, so that a new save tells of it.
-        changes: what was let pass at each resume: step, surviving level, settings with both values.
+        may_save: whether what changed since the checkpoint has been compared, so that a new save records it.
+        changes: the changes that each resume let pass: step, surviving level, settings with both values.
     """
 
-    def __init__(self, base: dict[str, Any], source: Any, start: Start, restored: Restored, on_change: str):
+    def __init__(self, base: dict[str, Any], source: AdaptedSource, plan: ResumePlan, restored: Restored):
         """Starts to digest the pools.
 
         Args:
-            base: from `contract.build`, without lineage.
+            base: from `build`.
             source: the prepared source.
-            start: where the run starts.
+            plan: where the run starts.
             restored: what it starts from.
-            on_change: whether a change that moves batches is an `"error"` or a `"warn"`.
         """
         before = dict(restored.contract.get("run", {}))
-        self.own = start.own
-        self._id = before["id"] if start.own and "id" in before else uuid.uuid4().hex
-        self._origin = before.get("origin") if start.own else _origin(start, restored, before)
-        # With the weights alone, nothing of what happened to the other run concerns this one.
-        inherited = [] if start.weights_only else before.get("changes", [])
+        own = plan.is_own_run
+        self._id = before["id"] if own and "id" in before else uuid.uuid4().hex
+        self._origin = before.get("origin") if own else _origin(plan, restored, before)
+        # With the weights alone, nothing that happened to the other run concerns this one.
+        inherited = [] if plan.weights_only else before.get("changes", [])
         self.changes: list[dict[str, Any]] = list(inherited)
-        self._parent = restored.step if start.own else None
+        self._parent = restored.step if own else None
         self._base = base
-        self._on_change = on_change
-        self._source = adapt_source(source)
-        self._saved = (restored.contract or {"keys": restored.streams}) if start.continues else {}
+        self._on_change = plan.on_change
+        self._source = source
+        # A state may have been saved by hand, without a contract; its keys are compared all the same.
+        self._saved = (restored.contract or {"keys": restored.streams}) if plan.continues else {}
         self.may_save = not self._saved
-        self._contents: dict[str, str] | None = None
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
-        self._hashing = self._worker.submit(contract.digest_contents, source)
-        self._worker.shutdown(wait=False)
+        # Digesting a pool of gigabytes takes seconds; compiling leaves a core idle meanwhile.
+        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
+        self._contents = worker.submit(contract.digest_contents, source)
+        worker.shutdown(wait=False)
 
-    def refuse_early(self) -> None:
-        """Raises what can be told to have changed before anything is compiled.
+    def compare_before_compiling(self) -> None:
+        """Compares what is known before anything is compiled, so that a wrong key costs no compilation.
 
         Raises:
             RunChangedError: the keys or the source changed, with `on_change="error"`.
@@ -71,24 +72,24 @@ class Record:
         if self._saved and self._on_change == "error":
             known = {name: value for name, value in self._saved.items() if name in self._base}
             current = {name: value for name, value in self._base.items() if name in known}
-            _refuse(contract.compare(_without_program(known), current), self._step)
+            _require_unchanged(contract.compare(_without_program(known), current), self._step)
 
-    def settle(
-        self, state: TrainState, program: str | None, loss_names: tuple[str, ...] | None = None
+    def compare_compiled(
+        self, state: TrainState, program: str | None, loss_names: tuple[str, ...] = ()
     ) -> None:
-        """Compares everything; refuses, warns of or passes over what changed, and records it.
+        """Compares everything: raises for, or warns of and records, what changed.
 
         Args:
             state: what the run starts from.
             program: the program's digest; `None` if there is nothing left to run.
-            loss_names: the losses that the program records; `None` likewise.
+            loss_names: the losses that the program records.
 
         Raises:
             RunChangedError: keys or batches would not be those of the saved run, with `on_change="error"`.
         """
         if program is not None:
             training = {**self._base["training"], "program": program}
-            training["losses"] = training.get("losses") or list(loss_names or ())
+            training["losses"] = training.get("losses") or list(loss_names)
             self._base = {**self._base, "training": training}
         if not self._saved:
             return
@@ -99,6 +100,7 @@ class Record:
         saved = dict(self._saved)
         current = {name: value for name, value in self._complete().items() if name in saved}
         if program is None:
+            # Nothing was compiled, and the source may end where the run does.
             saved = _without_program({name: value for name, value in saved.items() if name != "canary"})
         elif "canary" in saved:
             current["canary"] = self._canary(state)
@@ -106,14 +108,16 @@ class Record:
         if not differences:
             return
         if self._on_change == "error":
-            _refuse(differences, self._step)
+            _require_unchanged(differences, self._step)
         level = contract.surviving(differences)
         settings = [dataclasses.asdict(difference) for difference in differences]
         self.changes.append({"step": self._step, "survives": level, "settings": settings})
         if processes.is_first():
-            warnings.warn(_told(differences, self._step), UserWarning, stacklevel=6)
+            # 8 is the line that calls `fit`. In between: compare_compiled, ResumedRun.commit, and of the
+            # trainer _compile_and_run, _train, _fit and fit.
+            warnings.warn(_message(differences, self._step), UserWarning, stacklevel=8)
 
-    def at(self, state: TrainState) -> dict[str, Any]:
+    def for_save(self, state: TrainState) -> dict[str, Any]:
         """The contract to save with this state; the next one will name it as its parent."""
         lineage = {
             "id": self._id,
@@ -129,16 +133,14 @@ class Record:
         return self._parent if self._parent is not None else self._origin["step"] if self._origin else 0
 
     def _complete(self) -> dict[str, Any]:
-        return {**self._base, "contents": self._hashing.result()}
+        return {**self._base, "contents": self._contents.result()}
 
     def _canary(self, state: TrainState) -> str | None:
-        """The digest of the batch that comes next; `None` if the source cannot give it.
-
-        A source may end where training does, and a save must not fail for it.
-        """
+        """The digest of the batch that comes next; `None` if the source cannot give it."""
+        # A source may end where training does, and a save must not fail for it.
         try:
             batch = self._source(int(state.step), processes.local(state.sampler_state))
-        except Exception as error:  # whatever a user's source raises
+        except Exception as error:  # a user's source may raise anything
             _log.info(
                 "the source gave no batch for step %d, so the save has no canary: %r", state.step, error
             )
@@ -146,13 +148,55 @@ class Record:
         return digest(batch)
 
 
-def _origin(start: Start, restored: Restored, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    if start.checkpoints is None:
+def build(
+    state: TrainState,
+    source: AdaptedSource,
+    *,
+    streams: TrainState,
+    root: KeyScalar | None,
+    training: Mapping[str, Any],
+    placement: Placement,
+) -> dict[str, Any]:
+    """The contract of a run as far as it is known before it compiles.
+
+    Args:
+        state: what the run starts from.
+        source: the prepared source.
+        streams: a state with the keys that this call asked for; a checkpoint may have brought others.
+        root: the root key; `None` where only the streams are known.
+        training: from `describe_training`.
+        placement: where the run trains.
+    """
+    described = environment.describe(placement.home)
+    described["machine"] = {**described["machine"], **placement.describe_state(state)}
+    return contract.build(
+        root=root,
+        sampling_key=streams.sampling_key,
+        balancer_key=streams.balancer_key,
+        source=source,
+        training=training,
+        environment=described,
+    )
+
+
+def optimizer_kinds(optimizer_state: object) -> list[str]:
+    """The names of the records in an optimizer's state, from the outside in."""
+    if isinstance(optimizer_state, Mapping):
+        return [kind for entry in optimizer_state.values() for kind in optimizer_kinds(entry)]
+    if not isinstance(optimizer_state, (tuple, list)):
+        return []
+    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
+    # Below the records are the user's parameters, which the restore compares leaf by leaf.
+    return own or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]
+
+
+def _origin(plan: ResumePlan, restored: Restored, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    if plan.checkpoints is None:
         return None
     return {
-        "directory": str(start.checkpoints.directory),
+        "directory": str(plan.checkpoints.directory),
         "step": restored.step,
-        "weights_only": start.weights_only,
+        "weights_only": plan.weights_only,
         "id": before.get("id"),
     }
 
@@ -164,13 +208,13 @@ def _without_program(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved, "training": training}
 
 
-def _refuse(differences: list[contract.Difference], step: int) -> None:
+def _require_unchanged(differences: list[contract.Difference], step: int) -> None:
     if contract.surviving(differences) in contract.REFUSED_LEVELS:
         raise RunChangedError(
-            f"{_told(differences, step)}\n"
+            f"{_message(differences, step)}\n"
             "Undo the change, pass on_change='warn' to go on with it, or start a fresh run."
         )
 
 
-def _told(differences: list[contract.Difference], step: int) -> str:
+def _message(differences: list[contract.Difference], step: int) -> str:
     return f"resuming at step {step} changes the run:\n{contract.report(differences)}"

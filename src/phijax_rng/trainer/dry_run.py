@@ -1,26 +1,23 @@
-"""The first steps of a run, taken one by one under the eyes of an audit.
+"""The first steps of a run, one by one under the recorder of an audit.
 
-What `Trainer.fit` compiles into one program is done here in the open: the model is initialized, the
-source asked for each step, the runtime key advanced, the update made, by the same functions on the same
+What `Trainer.fit` compiles into one program happens here op by op: the model is initialized, the source is
+called for each step, the runtime key advances, the update is made, by the same functions on the same
 keys. Every key has the name that the documentation gives it: `root.sampling.step[3].pde`.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from phijax_rng import keys
+from phijax_rng._base.types import Step
 from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.auditing.session import Session
-from phijax_rng.devices.placement import Placement, resolve
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
-from phijax_rng.state import TrainState, advance, initialize_train_state
-from phijax_rng.trainer.run_spec import refresh_of, require_batches, require_inside
+from phijax_rng.state import TrainState, advance
+from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, require_inside
 from phijax_rng.training.adaptive_refresh import with_sampler_state
-from phijax_rng.training.balancing.adapter import adapt_balancer
-from phijax_rng.training.step import LossTrainStep
 
 KEPT = ("root.sampling.stream('sampler', *)",)
 """Keys that serve every step: a sampler that follows the step (`StepSampler`) has one for all of them."""
@@ -29,42 +26,41 @@ Refresh = Callable[[TrainState, Any], TrainState]
 """What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
 
 
-def rehearse(
-    module: Any,
+def dry_run(
+    spec: RunSpec,
     *,
-    datamodule: Any,
-    optimizer: Any,
-    seed: Any = 42,
-    balancer: Any = None,
-    microbatches: int = 1,
     steps: int = 3,
-    make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
     allow: Iterable[str] = (),
-    placement: Placement | None = None,
+    make_refresh: Callable[[Any, TrainState], Refresh | None] | None = None,
 ) -> AuditReport:
-    """The report of a run's initialization and first updates; its `result` is the train state after them."""
-    root = keys.root_key(seed)
-    home = (placement or resolve()).home
+    """The report of a run's initialization and first updates; its `result` is the train state after them.
+
+    Args:
+        spec: the inputs of the run, whose state is made from a seed.
+        steps: how many updates.
+        allow: see `auditing.audit`.
+        make_refresh: `(source, state) -> refresh`, for tests; that of the spec for `None`.
+    """
+    assert isinstance(spec.initial, FromSeed)
+    root = keys.root_key(spec.initial.seed)
     session = Session(names={"root": root}, allow=allow, kept=KEPT)
     with session.observing():
-        streams = keys.split_root(root)
-        for name in ("model", "runtime", "sampling", "balancer"):
-            session.name(f"root.{name}", getattr(streams, name))
-        balancer_state = adapt_balancer(balancer).initial_state()
-        model_state = module.init(streams.model)
-        state = initialize_train_state(model_state, optimizer, balancer_state, streams)
-        source = adapt_source(datamodule.train_batch_source(module.batch_keys, state.sampling_key))
+        state = _initial_state(session, spec, root)
+        source = spec.make_source(state.sampling_key)
         with session.asked("what samplers start from"):
             state = with_sampler_state(state, source)
-        watched = _Asked(_admitted(source, module.batch_keys, home).source, session)
-        source = adapt_source(watched)
-        # Diagnostics draw from what samplers start from, and draw that anew.
+        source = source.prepare(spec.placement.home)
+        require_inside(source)
+        require_batches(source.names, spec.batch_keys)
+        recorded = _RecordedSource(source.source, session)
+        source = adapt_source(recorded)
+        # Diagnostics draw from the first states of samplers, and make these again.
         with session.asked("what samplers start from"):
-            refresh = (make_refresh or functools.partial(refresh_of, module, balancer))(source, state)
-        update = LossTrainStep(module, optimizer, balancer, microbatches)
+            refresh = (make_refresh or spec.make_refresh)(source, state)
+        update = spec.make_update()
         for step in range(steps):
             _name_step(session, source, state, step)
-            watched.step = step
+            recorded.step = step
             state = state if refresh is None else refresh(state, source)
             batches = source(step, state.sampler_state)
             state, key = advance(state)
@@ -72,10 +68,18 @@ def rehearse(
     return session.report(state)
 
 
-class _Asked:
-    """A source that tells the audit what it is asked for: a refresh asks for the batch of its step as well.
+def _initial_state(session: Session, spec: RunSpec, root: jax.Array) -> TrainState:
+    """The fresh state, with its four streams named before they are used."""
+    streams = keys.split_root(root)
+    for name in ("model", "runtime", "sampling", "balancer"):
+        session.name(f"root.{name}", getattr(streams, name))
+    return spec.initialize(streams)
 
-    Only the step that is rehearsed counts; a request for another one is the user's own affair.
+
+class _RecordedSource:
+    """A source whose calls the audit knows of: a refresh asks for the batch of its step as well.
+
+    Only the step of the dry run counts; a call for another one is the user's own affair.
     """
 
     def __init__(self, source: Any, session: Session):
@@ -83,7 +87,7 @@ class _Asked:
         self._source = source
         self._session = session
 
-    def __call__(self, step: Any, *states: Any) -> Any:
+    def __call__(self, step: Step, *states: Any) -> Any:
         if isinstance(step, jax.core.Tracer) or int(step) != self.step:
             return self._source(step, *states)
         with self._session.asked(f"the batch of step {self.step}"):
@@ -93,16 +97,9 @@ class _Asked:
         return getattr(self._source, name)
 
 
-def _admitted(source: AdaptedSource, batch_keys: tuple[str, ...], home: Any) -> AdaptedSource:
-    """The source by the door of `fit`: prepared, or refused with the same words."""
-    source = source.prepare(home)
-    require_inside(source)
-    require_batches(source.names, batch_keys)
-    return source
-
-
 def _name_step(session: Session, source: AdaptedSource, state: TrainState, step: int) -> None:
     """Names the keys of a step before they are used."""
+    # Blinded: the recorder would take these derivations for draws of the run.
     with session.unobserved():
         session.name(f"root.sampling.step[{step}]", keys.step_key(state.sampling_key, step))
         for name, key in source.sampler_keys(step).items():

@@ -1,23 +1,64 @@
-"""What a trained model says of many rows: in batches of one size, through one program, in their order.
+"""What training ended with, and the predictions of a trained model for many rows.
 
-The last batch is filled up with copies of its last row, which are cut off again, so every batch has one
-shape and the program is compiled once.
+Predictions are computed in batches of one size, through one program, in the order of the rows. The last
+batch is padded with copies of its last row, which are cut off again, so every batch has one shape and the
+program is compiled once.
 """
 
+import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.types import ModelState
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
-from phijax_rng.trainer.results import FitResult
 from phijax_rng.training.module import LossModule
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FitResult:
+    """What a call of `fit` or `fit_state` ended with.
+
+    Attributes:
+        module: the module that was trained.
+        state: the state after the last update.
+        metrics: the losses of the last update by name, and what callbacks reported at that step; empty
+            when there was no update.
+        history: one dict for every `log_every_n_steps` updates and for every step that callbacks reported
+            on: `step` (completed updates), the losses of the update that completed it, and the reports. A
+            run that continued from a checkpoint has the rows before it too.
+        iterations: updates of this call.
+        stopped_early: whether training ended before `max_steps` without a signal.
+        interrupted: whether a signal ended it.
+        seed: the integer that repeats the run; `None` where the root is not a Threefry key, or unknown.
+    """
+
+    module: Any
+    state: TrainState
+    metrics: Mapping[str, float]
+    history: tuple[Mapping[str, float], ...]
+    iterations: int
+    stopped_early: bool
+    interrupted: bool
+    seed: int | None
+
+    def __repr__(self) -> str:
+        # Without the numbers of arrays, of which a notebook would print pages.
+        return (
+            f"FitResult(step={int(self.state.step)}, iterations={self.iterations}, "
+            f"stopped_early={self.stopped_early}, interrupted={self.interrupted}, seed={self.seed}, "
+            f"metrics={list(self.metrics)}, history={len(self.history)} rows, "
+            f"model_state={_summary(self.state.model_state)})"
+        )
 
 
 def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModule, Any]:
@@ -85,6 +126,12 @@ def _require_rows(outputs: Any, size: int) -> None:
                 f"predict must return one row for each row of inputs, got shape {np.shape(leaf)} at outputs"
                 f"{jax.tree_util.keystr(path)} for {size} rows. Return arrays of shape (rows, ...)."
             )
+
+
+def _summary(tree: ModelState, most: int = 4) -> str:
+    """`3 arrays: float32[2, 16], float32[16], float32[]`; of a long tree the first few."""
+    shapes = [f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)]
+    return f"{len(shapes)} arrays: {', '.join(shapes[:most])}{', ...' if len(shapes) > most else ''}"
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,153 +1,282 @@
-"""The parts of one run, put together by the trainer, and what they promise."""
+"""The inputs of a run as one value, checked in one place before anything is traced.
 
+RunSpec(module, optimizer, datamodule, balancer, initial=FromSeed(42), ...)     `Trainer.fit`
+RunSpec(module, train_step, source, initial=state, ...)                         `Trainer.fit_state`
+"""
+
+import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.types import KeyScalar, Seed
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
-from phijax_rng.resume import contract, environment, plan
+from phijax_rng.resume import contract, run_contract
+from phijax_rng.resume.plan import ResumePlan
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
-from phijax_rng.state import TrainState
-from phijax_rng.training.adaptive_refresh import adaptive_refresh, chained, with_sampler_state
+from phijax_rng.state import TrainState, initialize_train_state
+from phijax_rng.training.adaptive_refresh import (
+    adaptive_refresh,
+    chained,
+    with_sampler_state,
+)
 from phijax_rng.training.balancing.adapter import adapt_balancer
+from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.schedule import make_refresh
-from phijax_rng.training.step import TrainStep
+from phijax_rng.training.module import DataModule, LossModule, require_mask
+from phijax_rng.training.step import LossTrainStep, Optimizer, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """The parts of a run: `streams` holds the keys that this call asked for."""
+class FromSeed:
+    """An initial state that the module's `init` makes from a seed.
 
-    module: Any
-    train_step: TrainStep
-    streams: TrainState
-    state: TrainState
-    source: AdaptedSource
-    balancer: Any
-    training: Mapping[str, Any]
-    root: Any
+    Attributes:
+        seed: what `keys.root_key` takes. `None` draws one, or takes the checkpoint's on a resume.
+    """
+
+    seed: Seed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """The inputs of a run.
+
+    Attributes:
+        module: a `LossModule`; with `train_step`, any object that the result should carry.
+        initial: the initial state, or the seed to make it from.
+        placement: where the run trains.
+        optimizer: an Optax transformation; or else
+        train_step: a custom update.
+        datamodule: makes the source from the sampling key; or else
+        source: the batches, `step -> batches`, or an iterable of them.
+        balancer: how the losses are combined; their plain sum for `None`.
+        on_nonfinite: see `Trainer`.
+        microbatches: see `Trainer`.
+
+    Raises:
+        TypeError, ValueError: an input is not what it should be, or two contradict each other.
+    """
+
+    module: object
+    initial: TrainState | FromSeed
     placement: Placement
+    optimizer: Optimizer | None = None
+    train_step: TrainStep | None = None
+    datamodule: DataModule | None = None
+    source: Any = None
+    balancer: LossBalancer | None = None
+    on_nonfinite: str = "raise"
+    microbatches: int = 1
 
-    def prepared(self) -> "Run":
-        """With the source prepared for the first device; the loop puts its own copy on every other one."""
-        return dataclasses.replace(self, source=self.source.prepare(self.placement.home))
+    def __post_init__(self) -> None:
+        if not isinstance(self.initial, FromSeed):
+            _require_one("optimizer", self.optimizer, "train_step", self.train_step)
+            _require_one("datamodule", self.datamodule, "source", self.source)
+            if not isinstance(self.initial, TrainState):
+                raise TypeError(
+                    f"state must be a TrainState, got a {type(self.initial).__qualname__}. "
+                    "Use initialize_train_state."
+                )
+        if self.train_step is None:
+            _require_module(self.module, self.balancer)
+            if not isinstance(self.optimizer, Optimizer):
+                raise TypeError(
+                    f"optimizer must offer init and update, got {self.optimizer!r}. Pass an Optax optimizer."
+                )
+        else:
+            self._check_train_step()
+        balancer = adapt_balancer(self.balancer)
+        if isinstance(self.initial, TrainState) and (
+            self.train_step is None or balancer.schedule is not None
+        ):
+            balancer.require_fitting_state(self.initial.balancer_state)
+        self._check_mask()
+        if self.source is None and not isinstance(self.datamodule, DataModule):
+            raise TypeError(
+                f"datamodule must offer train_batch_source(batch_keys, key), got {self.datamodule!r}. "
+                "Use PoolDataModule."
+            )
 
-    def refresh(self) -> Any:
-        """What renews parts of the state inside the loop: samplers, then the balancer; or `None`."""
-        # Drawn once, on the host; of the state only keys and what samplers keep are read.
-        state = self.state.replace(
-            sampling_key=processes.local(self.state.sampling_key),
-            balancer_key=processes.local(self.state.balancer_key),
+    def _check_train_step(self) -> None:
+        """A custom train step combines the losses itself; a balancer may only renew its own state there."""
+        if adapt_balancer(self.balancer).schedule is not None:
+            _require_module(self.module, self.balancer, combines=False)
+        elif self.balancer is not None:
+            raise ValueError(
+                "train_step combines the losses itself, and the balancer has nothing to update, got "
+                f"{self.balancer!r}. Drop the balancer, or pass an optimizer."
+            )
+        if self.microbatches != 1:
+            raise ValueError(
+                f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
+                "is another update. Cut them there, or pass an optimizer."
+            )
+
+    def _check_mask(self) -> None:
+        """Where batches are padded, the function that computes the losses takes a mask."""
+        if self.placement.uneven != "pad":
+            return
+        if self.train_step is not None:
+            require_mask(self.train_step, "train_step takes")
+        elif isinstance(self.module, LossModule):
+            require_mask(self.module.losses, f"the losses of module {self.module.name!r} take")
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        """Names of the batches that the module reads; none where a custom train step has another module."""
+        return adapt_module(self.module).batch_keys
+
+    def root(self, plan: ResumePlan) -> KeyScalar | None:
+        """The root key of the run; `None` where the caller made the state."""
+        if not isinstance(self.initial, FromSeed):
+            return None
+        if self.initial.seed is None and plan.continues:
+            return plan.root()
+        return keys.root_key(processes.agreed_seed(self.initial.seed))
+
+    def fresh_state(self, root: KeyScalar | None) -> TrainState:
+        """The state of a fresh run; made from the root where the caller made none."""
+        if isinstance(self.initial, TrainState):
+            return self.initial
+        assert root is not None
+        return self.initialize(keys.split_root(root))
+
+    def initialize(self, streams: keys.StreamKeys) -> TrainState:
+        """The state that the module's `init`, the optimizer and the balancer make from these streams."""
+        assert isinstance(self.module, LossModule)
+        balancer_state = adapt_balancer(self.balancer).initial_state()
+        model_state = self.module.init(streams.model)
+        return initialize_train_state(model_state, self.optimizer, balancer_state, streams)
+
+    @contextlib.contextmanager
+    def prepared_data(self) -> Iterator[None]:
+        """A `with` block around everything that uses the data module: its optional hooks."""
+        hooks = adapt_datamodule(self.datamodule)
+        hooks.prepare_data()
+        hooks.setup("fit")
+        try:
+            yield
+        finally:
+            hooks.teardown("fit")
+
+    def make_source(self, sampling_key: KeyScalar) -> AdaptedSource:
+        """The source that draws from this key; the user's own where one was passed."""
+        if self.datamodule is None:
+            return adapt_source(self.source)
+        return adapt_source(self.datamodule.train_batch_source(self.batch_keys, sampling_key))
+
+    def make_update(self) -> TrainStep:
+        """The train step: the user's, or the gradient step of the optimizer."""
+        if self.train_step is not None:
+            return self.train_step
+        assert isinstance(self.module, LossModule)
+        return LossTrainStep(self.module, self.optimizer, self.balancer, self.microbatches)
+
+    def make_refresh(self, source: AdaptedSource, state: TrainState) -> Any:
+        """`(state, source) -> state` before each batch: samplers, then the balancer; `None` without them."""
+        # Diagnostic batches are drawn here, once, on the host: from keys that it can read, and from the
+        # first states of samplers, so that they are the same wherever a run starts.
+        local = state.replace(
+            sampling_key=processes.local(state.sampling_key),
+            balancer_key=processes.local(state.balancer_key),
+            sampler_state={},
         )
-        return refresh_of(self.module, self.balancer, self.source, state)
-
-    def contract(self, on_nonfinite: str, microbatches: int) -> dict[str, Any]:
-        """What this run promises, as far as it is known before it compiles."""
-        told = environment.describe(self.placement.home)
-        told["machine"] = {**told["machine"], **self.placement.describe_state(self.state)}
-        return contract.build(
-            root=self.root,
-            sampling_key=self.streams.sampling_key,
-            balancer_key=self.streams.balancer_key,
-            source=self.source,
-            training={**self.training, "on_nonfinite": on_nonfinite, **_cut(microbatches)},
-            environment=told,
+        first = with_sampler_state(local, source).sampler_state
+        # A custom train step may come with any object; a refresh checks what it needs of it.
+        module = cast(LossModule, self.module)
+        balancing = make_refresh(
+            adapt_balancer(self.balancer),
+            module,
+            source,
+            local.balancer_key,
+            self.batch_keys,
+            sampler_state=first,
         )
+        return chained(adaptive_refresh(module, source), balancing)
+
+    def describe_training(self, state: TrainState) -> dict[str, Any]:
+        """What decides the update, as plain data for the contract."""
+        module = adapt_module(self.module)
+        names = module.loss_names or (None if self.balancer is None else self.balancer.loss_names)
+        described = {
+            "module": module.name,
+            "losses": None if names is None else list(names),
+            "balancer": None if self.balancer is None else contract.describe_part(self.balancer),
+            "optimizer": run_contract.optimizer_kinds(state.optimizer_state),
+            "on_nonfinite": self.on_nonfinite,
+        }
+        # Only where it is used: contracts of runs without it do not change.
+        return described if self.microbatches == 1 else {**described, "microbatches": self.microbatches}
 
 
-def refresh_of(module: Any, balancer: Any, source: AdaptedSource, state: TrainState) -> Any:
-    """`(state, source) -> state` before each batch: the samplers, then the balancer; or `None`."""
-    batch_keys = getattr(module, "batch_keys", ())
-    # Diagnostic batches are the same wherever a run starts, so they come from the first states.
-    first = with_sampler_state(state.replace(sampler_state={}), source).sampler_state
-    balancing = make_refresh(
-        adapt_balancer(balancer), module, source, state.balancer_key, batch_keys, sampler_state=first
+@dataclasses.dataclass(frozen=True)
+class AdaptedModule:
+    """What a run reads of a module that need not be a `LossModule`."""
+
+    name: str
+    batch_keys: tuple[str, ...]
+    loss_names: tuple[str, ...] | None
+
+
+def adapt_module(module: object) -> AdaptedModule:
+    """The name, batches and losses of a module, for any object that a custom train step comes with."""
+    return AdaptedModule(
+        getattr(module, "name", type(module).__qualname__),
+        getattr(module, "batch_keys", ()),
+        getattr(module, "loss_names", None),
     )
-    return chained(adaptive_refresh(module, source), balancing)
 
 
-def _cut(microbatches: int) -> dict[str, int]:
-    """What the contract says of micro-batches: nothing where a batch is taken whole."""
-    return {} if microbatches == 1 else {"microbatches": microbatches}
+@dataclasses.dataclass(frozen=True)
+class DataHooks:
+    """The optional methods of a data module; each does nothing where the user's has none."""
+
+    prepare_data: Callable[[], object]
+    setup: Callable[[str], object]
+    teardown: Callable[[str], object]
 
 
-def described_training(module: Any, optimizer: Any, balancer: Any, state: TrainState) -> dict[str, Any]:
-    """What decides the update, for the contract."""
-    names = getattr(module, "loss_names", None) or getattr(balancer, "loss_names", None)
-    return {
-        "module": getattr(module, "name", type(module).__qualname__),
-        "losses": None if names is None else list(names),
-        "balancer": None if balancer is None else contract.describe_part(balancer),
-        "optimizer": _kinds(state.optimizer_state),
-    }
+def adapt_datamodule(datamodule: DataModule | None) -> DataHooks:
+    """The optional hooks of a data module, complete."""
+    found = (getattr(datamodule, name, None) for name in ("prepare_data", "setup", "teardown"))
+    return DataHooks(*(hook if callable(hook) else _do_nothing for hook in found))
 
 
-def _kinds(optimizer_state: Any) -> list[str]:
-    """The names of the records in an optimizer's state, from the outside in."""
-    if isinstance(optimizer_state, Mapping):
-        return [kind for entry in optimizer_state.values() for kind in _kinds(entry)]
-    if not isinstance(optimizer_state, (tuple, list)):
-        return []
-    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
-    # Below the records lie the user's parameters, which the restore compares leaf by leaf.
-    return own or [kind for entry in optimizer_state for kind in _kinds(entry)]
+def _do_nothing(*_: object) -> None:
+    return None
 
 
-def restored_with_source(
-    start: plan.Start,
-    fresh: TrainState,
-    on_change: str,
-    *,
-    place: Placement,
-    module: Any,
-    datamodule: Any,
-    source: Any = None,
-) -> tuple[plan.Restored, AdaptedSource]:
-    """The state to start from, and the source that draws from its sampling key."""
-    batch_keys = getattr(module, "batch_keys", ())
-    if datamodule is not None:
-        source = datamodule.train_batch_source(batch_keys, processes.local(fresh.sampling_key))
-    adapted = adapt_source(source)
-    # What adaptive samplers keep is part of what a checkpoint must fit.
-    fresh = place.ready(with_sampler_state(fresh, adapted))
-    restored = _on_own_streams(start.restore(fresh), fresh, on_change)
-    if datamodule is not None and _streams(restored.state) != _streams(fresh):
-        again = datamodule.train_batch_source(batch_keys, processes.local(restored.state.sampling_key))
-        adapted = adapt_source(again)
-    return restored, adapted
+def _require_one(name: str, value: object, other_name: str, other: object) -> None:
+    if (value is None) == (other is None):
+        given = "both" if value is not None else "neither"
+        raise TypeError(f"pass one of {name} and {other_name}, got {given}.")
 
 
-def _on_own_streams(restored: plan.Restored, fresh: TrainState, on_change: str) -> plan.Restored:
-    """With `on_change="warn"`, the streams of this call win over other ones in the checkpoint."""
-    if on_change == "error" or _streams(restored.state) == _streams(fresh):
-        return restored
-    state = restored.state.replace(
-        rng_key=fresh.rng_key, sampling_key=fresh.sampling_key, balancer_key=fresh.balancer_key
-    )
-    return dataclasses.replace(restored, state=state)
-
-
-def _streams(state: TrainState) -> tuple[str, str]:
-    return keys.fingerprint(state.sampling_key), keys.fingerprint(state.balancer_key)
+def _require_module(module: object, balancer: LossBalancer | None, *, combines: bool = True) -> None:
+    """Raises unless there is a module, and a balancer or none that suits it."""
+    if not isinstance(module, LossModule):
+        raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
+    if balancer is not None:
+        adapt_balancer(balancer).require_consistent(module.loss_names, alone=combines)
 
 
 def require_batches(source_names: tuple[str, ...] | None, batch_keys: tuple[str, ...]) -> None:
-    """Raises unless the source has every batch that the module reads."""
+    """Raises unless the source has every batch that the module reads; a source may not name its batches."""
     names = source_names or batch_keys
     missing = [name for name in batch_keys if name not in names]
     if missing:
         raise ValueError(
             f"the source has no batch {missing[0]!r}; it has {validation.shown(names)}, and the "
-            "module's batch_keys are "
-            f"{validation.shown(batch_keys)}. Make them agree."
+            f"module's batch_keys are {validation.shown(batch_keys)}. Make them agree."
         )
 
 
 def require_inside(source: AdaptedSource) -> None:
-    """Raises if a sampler follows residuals and is asked on the host, ahead of them."""
+    """Raises if a sampler follows residuals and is called on the host, ahead of them."""
     _, inside = source.host_and_device_parts()
     drawn = {} if inside is None else inside.adaptive_samplers
     for name in source.adaptive_samplers:

@@ -1,7 +1,7 @@
-"""What the host does between two chunks of the compiled loop: note, show, save, stop.
+"""What the host does between two chunks of the compiled loop: history, display, callbacks, save.
 
-A look reads what a chunk gave and never changes it, so when the host looks in is free: after one
-update or after a thousand, the run ends in the same bits.
+A host step reads a chunk and never changes it, so the run ends in the same bits whether there is one host
+step after every update or one after a thousand.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
-from phijax_rng.resume.run_contract import Record
-from phijax_rng.state import TrainState
+from phijax_rng.resume.resumed_run import ResumedRun
 from phijax_rng.training.chunks import Chunk, terms_of
 
 _log = logging.getLogger("phijax_rng")
@@ -43,86 +42,107 @@ _REPLAY_BALANCER = """to make the new state of the balancer at step {step} again
   balancer.observe(losses, key("observe"), state.balancer_state)"""
 
 
-class Looks:
-    """Takes every chunk in turn, and brings the run to an orderly end.
+class TrainingSession:
+    """Handles every chunk in turn, and brings the run to an orderly end.
 
     Attributes:
-        state: the state after the last update that was taken.
+        state: the state after the last update.
         step: its step.
-        metrics: the losses of the last update by name, and what callbacks reported at that step; of the
-            update before a resume until there is another.
+        metrics: the losses of the last update by name, and the reports of callbacks at that step; after a
+            resume those of the checkpoint, until there is another update.
         history: the losses of each update that completed a multiple of `log_every_n_steps`, and reports.
-        asked_to_stop: whether a callback asked for the run to stop, now or before it was resumed.
+        stop_requested: whether a callback stops the run, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
-        loss_names: which of the recorded numbers are losses; from `expect`, when the program is known.
     """
 
     def __init__(
         self,
-        state: TrainState,
-        record: Record,
+        run: ResumedRun,
         *,
         checkpoints: Checkpoints | None,
         display: Display,
         log_every_n_steps: int,
         callbacks: tuple[AdaptedCallback, ...] = (),
-        remembered: Mapping[str, Any] = types.MappingProxyType({}),
     ):
-        self.state = state
-        self.step = self._first = int(state.step)
-        self.metrics: dict[str, float] = dict(remembered.get("metrics", {}))
-        self.history = History.from_plain(remembered.get("history", {}))
+        self.state = run.state
+        self.step = self._first = int(run.state.step)
+        self.metrics: dict[str, float] = dict(run.memory.get("metrics", {}))
+        self.history = History.from_plain(run.memory.get("history", {}))
         self.callback_error: Exception | None = None
-        self.loss_names: tuple[str, ...] = ()
-        self._record = record
+        self._contract = run.contract
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
+        self._loss_names: tuple[str, ...] = ()
         try:
-            self._callbacks = CallbackRunner(callbacks, remembered.get("callbacks", {}))
+            self._callbacks = CallbackRunner(callbacks, run.memory.get("callbacks", {}))
         except BaseException:
+            # The check of a callback may raise; a bar that stays open would garble the traceback.
             display.close()
             raise
-        self.asked_to_stop = self._callbacks.had_stopped
-        self._told_of_nonfinite = self._told_of_unbalanced = False
+        self.stop_requested = self._callbacks.had_stopped
+        self._warned_of_nonfinite = self._warned_of_balancer = False
         if checkpoints is not None:
             checkpoints.start_clock()
 
-    def expect(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
-        """Takes note of what the program records, and holds callbacks and `keep_best` to it.
+    @property
+    def iterations(self) -> int:
+        """Updates of this call."""
+        return self.step - self._first
+
+    def check_recorded(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
+        """Checks that callbacks and `keep_best` follow numbers that the program records.
+
+        Args:
+            names: what the program records.
+            loss_names: which of them are losses.
 
         Raises:
-            ValueError: one of them wants a number that is not recorded, and that no callback may report.
+            ValueError: a number is not recorded, and no callback may report it.
         """
-        self.loss_names = loss_names
+        self._loss_names = loss_names
         self._callbacks.require_followed(names)
         if self._checkpoints is not None:
             self._checkpoints.require_recorded(names, self._callbacks.may_report)
 
-    def next_look(self) -> int | None:
-        """The next step at which a save or a callback is asked for by its number."""
+    def next_host_step(self) -> int | None:
+        """The next step at which a save or a callback is due by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
         wanted = (save, self._callbacks.next_step(self.step))
         return min((step for step in wanted if step is not None), default=None)
 
-    def take(self, chunk: Chunk) -> None:
-        """Notes and shows what a chunk gave, calls whose step it is, and saves if a save is due."""
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Takes a chunk over: history, display, callbacks, save."""
         self.state, self.step = chunk.state, chunk.step
         if chunk.step == chunk.start:
             return
+        # In this order: callbacks read the history, and a save stores what callbacks reported and keep.
+        self._update_history(chunk)
+        self._show(chunk)
+        self._call_callbacks()
+        self._save_if_due()
+
+    def _update_history(self, chunk: Chunk) -> None:
         self.metrics = _at(chunk, -1)
         for step, losses in _logged(chunk, self._every):
             self.history.add(step, losses)
-        self._tell_of_nonfinite(chunk)
+
+    def _show(self, chunk: Chunk) -> None:
+        self._warn_of_nonfinite(chunk)
         self._display.show(self.step, self.metrics)
+
+    def _call_callbacks(self) -> None:
         try:
-            self.asked_to_stop = self._callbacks.call(self._event()) or self.asked_to_stop
+            self.stop_requested = self._callbacks.call(self._event()) or self.stop_requested
         except Exception as error:
             self.callback_error = error
             raise
+
+    def _save_if_due(self) -> None:
         due = self._checkpoints is not None and self._checkpoints.is_due(self.step)
-        # Clocks and callbacks of several processes may disagree; the first decides.
-        due, self.asked_to_stop = map(bool, processes.agree(due, self.asked_to_stop))
+        # Clocks and callbacks of several processes may disagree; the first decides, or one process would
+        # save or stop alone and the others would wait for it in the next collective.
+        due, self.stop_requested = map(bool, processes.agree(due, self.stop_requested))
         if due:
             self.save()
 
@@ -131,19 +151,19 @@ class Looks:
         try:
             self._end(save=True)
         except BaseException as error:
-            with self._beside(error):
-                self._dismiss()
+            with _notes_on(error):
+                self._finish_callbacks()
             raise
-        self._dismiss()
+        self._finish_callbacks()
 
     def abandon(self, error: BaseException) -> None:
-        """After an error: saves what the updates before it reached, and tells the callbacks."""
+        """After an error: saves what the updates before it reached, and finishes the callbacks."""
         nonfinite = isinstance(error, NonFiniteError)
         if isinstance(error, NonFiniteError):
             balancer = error.terms == ("balancer_state",)
             error.add_note((_REPLAY_BALANCER if balancer else _REPLAY).format(step=error.step))
-            with self._beside(error):
-                self.take(error.chunk)
+            with _notes_on(error):
+                self.on_chunk(error.chunk)
         try:
             if processes.several() and not nonfinite:
                 # What raised here need not have raised elsewhere, and a save waits for every process.
@@ -151,23 +171,15 @@ class Looks:
             else:
                 self._end(save=nonfinite or self.step > self._first)
         finally:
-            with self._beside(error):
-                self._dismiss()
+            with _notes_on(error):
+                self._finish_callbacks()
 
-    def _dismiss(self) -> None:
+    def _finish_callbacks(self) -> None:
         try:
             self._callbacks.finish(self._event())
         except Exception as error:
             self.callback_error = self.callback_error or error
             raise
-
-    @contextlib.contextmanager
-    def _beside(self, error: BaseException) -> Iterator[None]:
-        """A block whose own errors become notes of one that is on its way already."""
-        try:
-            yield
-        except Exception as other:
-            error.add_note(f"and then: {type(other).__name__}: {other}")
 
     def _event(self) -> Event:
         return Event(
@@ -177,16 +189,16 @@ class Looks:
             start=self._first,
             memory={},
             _state=self.state,
-            _report=self._take_report,
+            _report=self._add_report,
         )
 
-    def _take_report(self, numbers: Mapping[str, float]) -> None:
+    def _add_report(self, numbers: Mapping[str, float]) -> None:
         added = checked_report(numbers, self.metrics)
         self.history.add(self.step, {**self.metrics, **added})
         self.metrics.update(added)
 
     def _memory(self) -> dict[str, Any]:
-        """What a run that goes on from here must know besides its state."""
+        """What a run that continues from here needs besides its state."""
         return {
             "callbacks": self._callbacks.memories(),
             "history": self.history.plain(),
@@ -207,40 +219,41 @@ class Looks:
         finally:
             self._display.close()
 
-    def standing(self) -> str:
-        """Which save stands, for whoever interrupts a second time."""
+    def describe_save(self) -> str:
+        """Which save is on disk, for a message at a second interrupt."""
         step = None if self._checkpoints is None else self._checkpoints.latest_step
         if self._checkpoints is None or step is None:
             return "no checkpoint was saved"
         return f"the checkpoint at step {step} in {self._checkpoints.directory} stands"
 
     def save(self) -> None:
-        """Saves the state as it stands, unless it is on disk already or came from another save as it is."""
-        if self._checkpoints is None or not self._record.may_save:
+        """Saves the state, unless its step is on disk or the run is not committed yet."""
+        if self._checkpoints is None or not self._contract.may_save:
             return
         try:
+            # First: a save in flight becomes visible under its step only when it has landed.
             self._checkpoints.wait()
-            (held,) = processes.agree(self.step in self._checkpoints.steps)
-            if not held:
-                self._checkpoints.save(self.state, self._record.at(self.state), self._memory())
-                self._checkpoints.require_metric(
-                    self.step, self.metrics
-                )  # when the save is made: it is no less
+            # A shared disk may show the step to one process before another; all save, or none.
+            (on_disk,) = processes.agree(self.step in self._checkpoints.steps)
+            if not on_disk:
+                self._checkpoints.save(self.state, self._contract.for_save(self.state), self._memory())
+                # After the save: a missing number is an error, and no reason to lose the state.
+                self._checkpoints.require_metric(self.step, self.metrics)
         except SaveError as error:
             error.state = self.state
             raise
 
-    def _tell_of_nonfinite(self, chunk: Chunk) -> None:
+    def _warn_of_nonfinite(self, chunk: Chunk) -> None:
         left_out = chunk.unbalanced & ~chunk.nonfinite
-        if left_out.any() and not self._told_of_unbalanced and processes.is_first():
+        if left_out.any() and not self._warned_of_balancer and processes.is_first():
             _log.warning(
                 "the update of the balancer before step %d is not finite and is left out; its weights stay",
                 chunk.start + int(np.argmax(left_out)),
             )
-            self._told_of_unbalanced = True
-        if chunk.nonfinite.any() and not self._told_of_nonfinite and processes.is_first():
+            self._warned_of_balancer = True
+        if chunk.nonfinite.any() and not self._warned_of_nonfinite and processes.is_first():
             index = int(np.argmax(chunk.nonfinite))
-            terms = terms_of(chunk, index, self.loss_names)
+            terms = terms_of(chunk, index, self._loss_names)
             _log.warning(
                 "training became non-finite at step %d (%s) and goes on as on_nonfinite asks; "
                 "its batch is source(%d)",
@@ -248,7 +261,16 @@ class Looks:
                 ", ".join(terms),
                 chunk.start + index,
             )
-            self._told_of_nonfinite = True
+            self._warned_of_nonfinite = True
+
+
+@contextlib.contextmanager
+def _notes_on(error: BaseException) -> Iterator[None]:
+    """A `with` block whose own errors become notes of one that is raised already."""
+    try:
+        yield
+    except Exception as other:
+        error.add_note(f"and then: {type(other).__name__}: {other}")
 
 
 def _logged(chunk: Chunk, every: int) -> Iterator[tuple[int, dict[str, float]]]:

@@ -1,11 +1,10 @@
-"""SIGINT and SIGTERM as a wish that the trainer grants at its next look.
+"""Deferred signal handling: handlers set a flag that the trainer polls between chunks.
 
-The handlers only set a flag: nothing is raised while a call of the loop is in flight or a file half
-written. A second SIGINT is raised at once. Outside the main thread Python allows no handlers, and
-none are set.
+Nothing is raised while a call of the loop is in flight or a file half written. A second SIGINT is raised
+at once. Outside the main thread Python allows no handlers, and none are set.
 
-With several processes the wish of one is granted by all at the same step. SIGTERM is then left to JAX's
-preemption service, unless that is off: a handler of ours would take its notice away.
+With several processes all stop at the same step when one of them receives a signal. SIGTERM is then left to
+JAX's preemption service, unless that is off: a handler of ours would replace the one of the service.
 """
 
 import itertools
@@ -23,7 +22,8 @@ from phijax_rng.devices import processes
 
 _log = logging.getLogger("phijax_rng")
 
-# JAX's preemption service counts looks, in every process alike and without gaps.
+# JAX's preemption service wants a number for each poll that is the same in every process and has no gaps, so
+# the counter lives as long as the process, over all its runs.
 _polls = itertools.count(1)
 
 
@@ -32,15 +32,15 @@ class StopSignals:
 
     Attributes:
         received: the first signal that came, or that the processes agreed on; `None` without one.
-        standing: says which save stands, to be told with a second SIGINT.
+        describe_save: which save is on disk, for the message of a second SIGINT.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.standing: Callable[[], str] = lambda: "no checkpoint was saved"
+        self.describe_save: Callable[[], str] = lambda: "no checkpoint was saved"
         self._shared = processes.several()
         self._preemption = self._shared and bool(jax.config.values.get("jax_enable_preemption_service"))
-        self._wish = 0
+        self._pending = 0
         self._interrupts = 0
         self._previous: dict[int, Any] = {}
 
@@ -58,18 +58,18 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            raise KeyboardInterrupt(f"interrupted twice: {self.standing()}")
-        if not self._wish:
-            self._wish = number
+            raise KeyboardInterrupt(f"interrupted twice: {self.describe_save()}")
+        if not self._pending:
+            self._pending = number
             self.received = None if self._shared else signal.Signals(number)
             _log.warning("%s: stopping at the next look", signal.Signals(number).name)
 
     def poll(self) -> bool:
-        """Whether to stop here. With several processes all must ask, once at every common look."""
+        """Whether to stop here. With several processes all must call it, once in every host step."""
         if not self._shared or self.received is not None:
             return self.received is not None
         if self._preemption and multihost_utils.reached_preemption_sync_point(next(_polls)):
             self.received = signal.SIGTERM
-        elif agreed := processes.most(self._wish):
+        elif agreed := processes.most(self._pending):
             self.received = signal.Signals(agreed)
         return self.received is not None

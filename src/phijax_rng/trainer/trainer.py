@@ -1,62 +1,46 @@
-"""The host of a run: seed, restore, run, look, save, stop.
+"""`Trainer`: a whole run from a seed, and its resume.
 
-    seed --> four streams --> module.init, data, optimizer, balancer --> TrainState
-    restore, if the run goes on --> one compiled loop --> looks: history, display, saves, signals
+    seed --> four streams --> module.init, data, optimizer, balancer --> TrainState          `run_spec`
+    plan --> restore --> compare --> compile --> compare --> commit                          `resume`
+    one compiled loop, and after each chunk: history, display, callbacks, save               `session`
 
-The trainer decides where a run starts and when the host looks in. Neither can change a number: all
+The trainer decides where a run starts and when the host does its part. Neither can change a number: all
 numbers come from the train state, the source and one compiled program.
 """
 
 import contextlib
 import dataclasses
-import functools
+import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
+from phijax_rng._base.types import Seed
 from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, adapt_callbacks
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.devices.placement import Placement, require_devices, resolve
+from phijax_rng.devices.placement import require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
-from phijax_rng.resume import plan
-from phijax_rng.resume.run_contract import Record
-from phijax_rng.state import TrainState, initialize_train_state
+from phijax_rng.resume.plan import Resume, locked_plan
+from phijax_rng.resume.resumed_run import ResumedRun, resume_run
+from phijax_rng.state import TrainState
 from phijax_rng.trainer import predict
-from phijax_rng.trainer.arguments import (
-    require_datamodule,
-    require_masked,
-    require_module,
-    require_one,
-    require_optimizer,
-    require_update,
-)
-from phijax_rng.trainer.dry_run import rehearse
-from phijax_rng.trainer.results import FitResult
-from phijax_rng.trainer.run_spec import (
-    Run,
-    described_training,
-    require_batches,
-    require_inside,
-    restored_with_source,
-)
-from phijax_rng.trainer.session import Looks
+from phijax_rng.trainer.predict import FitResult
+from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, require_inside
+from phijax_rng.trainer.session import TrainingSession
 from phijax_rng.trainer.signals import StopSignals
-from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.training.module import DataModule, LossModule
-from phijax_rng.training.prefetch import make_feed
+from phijax_rng.training.prefetch import HostFeed, ResidentFeed, make_feed
 from phijax_rng.training.source_checks import check_source
-from phijax_rng.training.step import TOTAL, LossTrainStep, TrainStep
-
-_ON_CHANGE = ("error", "warn")
+from phijax_rng.training.step import TOTAL, Optimizer, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +116,11 @@ class Trainer:
         module: LossModule,
         *,
         datamodule: DataModule,
-        optimizer: Any,
-        seed: Any,
+        optimizer: Optimizer,
+        seed: Seed,
         balancer: LossBalancer | None = None,
         resume: bool | str = False,
-        ckpt_path: Any = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
         ckpt_step: int | None = None,
         weights_only: bool = False,
         on_change: str = "error",
@@ -163,46 +147,23 @@ class Trainer:
             RunChangedError: the run would not draw what the saved run would have drawn.
             NonFiniteError: a loss or an updated leaf is not finite, with `on_nonfinite="raise"`.
         """
-        require_module(module, balancer)
-        require_datamodule(datamodule)
-        require_optimizer(optimizer)
-        require_masked(self.uneven, module)
-        validation.one_of(on_change, "on_change", _ON_CHANGE)
-        with (
-            processes.watched(),
-            StopSignals() as signals,
-            self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
-        ):
-            known = seed is None and start.continues
-            root = start.root() if known else keys.root_key(processes.agreed_seed(seed))
-            streams = keys.split_root(root)
-            with _prepared(datamodule):
-                balancer_state = adapt_balancer(balancer).initial_state()
-                fresh = initialize_train_state(module.init(streams.model), optimizer, balancer_state, streams)
-                return self._continued(
-                    fresh,
-                    start,
-                    signals,
-                    on_change,
-                    module=module,
-                    optimizer=optimizer,
-                    datamodule=datamodule,
-                    balancer=balancer,
-                    root=root,
-                )
+        spec = self._spec(
+            module, FromSeed(seed), datamodule=datamodule, optimizer=optimizer, balancer=balancer
+        )
+        return self._fit(spec, Resume(resume, ckpt_path, ckpt_step, weights_only, on_change))
 
     def fit_state(
         self,
-        module: Any,
+        module: object,
         state: TrainState,
         *,
-        optimizer: Any = None,
+        optimizer: Optimizer | None = None,
         train_step: TrainStep | None = None,
         datamodule: DataModule | None = None,
         source: Any = None,
         balancer: LossBalancer | None = None,
         resume: bool | str = False,
-        ckpt_path: Any = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
         ckpt_step: int | None = None,
         weights_only: bool = False,
         on_change: str = "error",
@@ -220,36 +181,16 @@ class Trainer:
         Raises:
             TypeError: both or neither of `optimizer` and `train_step`, or of `datamodule` and `source`.
         """
-        require_one("optimizer", optimizer, "train_step", train_step)
-        require_one("datamodule", datamodule, "source", source)
-        if not isinstance(state, TrainState):
-            raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        require_update(module, optimizer, train_step, balancer, self.microbatches)
-        adapted = adapt_balancer(balancer)
-        if train_step is None or adapted.schedule is not None:
-            adapted.require_fitting_state(state.balancer_state)
-        require_masked(self.uneven, module, train_step)
-        if source is None:
-            require_datamodule(datamodule)
-        validation.one_of(on_change, "on_change", _ON_CHANGE)
-        with (
-            processes.watched(),
-            StopSignals() as signals,
-            self._begun(resume, ckpt_path, ckpt_step, weights_only) as start,
-            _prepared(datamodule),
-        ):
-            return self._continued(
-                state,
-                start,
-                signals,
-                on_change,
-                module=module,
-                optimizer=optimizer,
-                train_step=train_step,
-                datamodule=datamodule,
-                source=source,
-                balancer=balancer,
-            )
+        spec = self._spec(
+            module,
+            state,
+            optimizer=optimizer,
+            train_step=train_step,
+            datamodule=datamodule,
+            source=source,
+            balancer=balancer,
+        )
+        return self._fit(spec, Resume(resume, ckpt_path, ckpt_step, weights_only, on_change))
 
     def predict(
         self,
@@ -277,15 +218,15 @@ class Trainer:
             FileNotFoundError: there is no such checkpoint.
         """
         module, model_state = predict.trained_model(trained, module, step)
-        return predict.predict(module, model_state, inputs, batch_size, self._placement().home)
+        return predict.predict(module, model_state, inputs, batch_size, resolve(self.devices).home)
 
     def audit(
         self,
         module: LossModule,
         *,
         datamodule: DataModule,
-        optimizer: Any,
-        seed: Any = 42,
+        optimizer: Optimizer,
+        seed: Seed = 42,
         balancer: LossBalancer | None = None,
         steps: int = 3,
         allow: Iterable[str] = (),
@@ -298,199 +239,132 @@ class Trainer:
         training needs is changed. It runs op by op, so keep `steps` small; see `auditing.audit` for `allow`
         and for what it raises.
         """
-        require_module(module, balancer)
-        require_datamodule(datamodule)
-        require_optimizer(optimizer)
-        require_masked(self.uneven, module)
-        with _prepared(datamodule):
-            return rehearse(
-                module,
-                datamodule=datamodule,
-                optimizer=optimizer,
-                seed=seed,
-                balancer=balancer,
-                microbatches=self.microbatches,
-                steps=validation.positive(steps, "steps"),
-                allow=allow,
-                placement=self._placement(),
-            )
+        # Here, since the audit imports much that training never needs.
+        from phijax_rng.trainer.dry_run import dry_run  # noqa: PLC0415
 
-    def _placement(self) -> Placement:
-        return resolve(self.devices, shardings=self.shardings, uneven=self.uneven)
-
-    @contextlib.contextmanager
-    def _begun(self, resume: Any, ckpt_path: Any, ckpt_step: Any, weights_only: Any) -> Iterator[plan.Start]:
-        """Where to start, with the trainer's directory locked until the run has ended."""
-        words = {
-            "resume": resume,
-            "ckpt_path": ckpt_path,
-            "ckpt_step": ckpt_step,
-            "weights_only": weights_only,
-        }
-        start = plan.decide(self.checkpoints, **words)
-        if self.checkpoints is None:
-            yield start
-            return
-        self.checkpoints.lock()
-        with self.checkpoints:
-            # Again, now that no other job can change what is there.
-            yield plan.decide(self.checkpoints, **words)
-
-    def _continued(
-        self,
-        state: TrainState,
-        start: plan.Start,
-        signals: StopSignals,
-        on_change: str,
-        *,
-        module: Any,
-        optimizer: Any,
-        datamodule: Any,
-        balancer: Any,
-        train_step: Any = None,
-        source: Any = None,
-        root: Any = None,
-    ) -> FitResult:
-        """Restores what the run starts from, if it goes on, and trains; `state` is what a fresh run has."""
-        place = self._placement()
-        restored, source = restored_with_source(
-            start, state, on_change, place=place, module=module, datamodule=datamodule, source=source
+        spec = self._spec(
+            module, FromSeed(seed), datamodule=datamodule, optimizer=optimizer, balancer=balancer
         )
-        run = Run(
+        with spec.prepared_data():
+            return dry_run(spec, steps=validation.positive(steps, "steps"), allow=allow)
+
+    def _spec(self, module: object, initial: TrainState | FromSeed, **inputs: Any) -> RunSpec:
+        """The inputs of a run, checked, with the options of this trainer that decide its numbers."""
+        return RunSpec(
             module=module,
-            train_step=train_step or LossTrainStep(module, optimizer, balancer, self.microbatches),
-            streams=state,
-            state=restored.state,
-            source=source,
-            balancer=balancer,
-            training=described_training(module, optimizer or train_step, balancer, state),
-            root=root,
-            placement=place,
+            initial=initial,
+            placement=resolve(self.devices, shardings=self.shardings, uneven=self.uneven),
+            on_nonfinite=self.on_nonfinite,
+            microbatches=self.microbatches,
+            **inputs,
         )
-        return self._train(run, start, restored, on_change, signals)
 
-    def _train(
-        self,
-        run: Run,
-        start: plan.Start,
-        restored: plan.Restored,
-        on_change: str,
-        signals: StopSignals,
-    ) -> FitResult:
-        """Runs from the state's step to `max_steps`, saving on the way and on every way out."""
-        first = int(run.state.step)
-        run = run.prepared()
-        record = Record(
-            run.contract(self.on_nonfinite, self.microbatches), run.source, start, restored, on_change
-        )
-        record.refuse_early()
-        display = make_progress(self.progress and processes.is_first(), first, self.max_steps)
-        looks = Looks(
-            run.state,
-            record,
+    def _fit(self, spec: RunSpec, options: Resume) -> FitResult:
+        """Plans where to start, restores, and trains, with the directory locked until the run has ended."""
+        with (
+            processes.watched(),
+            StopSignals() as signals,
+            locked_plan(self.checkpoints, options) as plan,
+        ):
+            # Before the data is prepared: a seed that the checkpoint does not record costs no download.
+            root = spec.root(plan)
+            with spec.prepared_data():
+                run = resume_run(plan, spec, spec.fresh_state(root), root)
+                return self._train(spec, run, signals, None if root is None else keys.seed_of(root))
+
+    def _train(self, spec: RunSpec, run: ResumedRun, signals: StopSignals, seed: int | None) -> FitResult:
+        """Trains up to `max_steps`, saving on the way and on every way out."""
+        display = make_progress(self.progress and processes.is_first(), int(run.state.step), self.max_steps)
+        session = TrainingSession(
+            run,
             checkpoints=self.checkpoints,
             display=display,
             log_every_n_steps=self.log_every_n_steps,
             callbacks=adapt_callbacks(self.callbacks),
-            remembered=restored.memory,
         )
-        signals.standing = looks.standing
-        if start.continues:
-            display.log(f"going on from step {first}")
+        signals.describe_save = session.describe_save
+        if run.plan.continues:
+            display.log(f"going on from step {session.step}")
         try:
             try:
+                # Once more inside: `abandon` then sees a lost process by its own error.
                 with processes.watched():
-                    self._advance(run, looks, record, signals)
+                    self._compile_and_run(spec, run, session, signals)
             except BaseException as error:
-                looks.abandon(error)
+                session.abandon(error)
                 raise
-            looks.finish()
+            session.finish()
         except Exception as error:
-            if error is looks.callback_error:
-                _carry(error, _result(run, looks, first, self.max_steps, signals.received is not None))
+            if error is session.callback_error:
+                # An error of any type, which may refuse attributes.
+                with contextlib.suppress(Exception):
+                    vars(error)["result"] = self._result(spec, session, signals, seed)
             raise
         if signals.received == signal.SIGTERM and self.on_sigterm == "exit":
             raise SystemExit(128 + signal.SIGTERM)
-        return _result(run, looks, first, self.max_steps, signals.received is not None)
+        return self._result(spec, session, signals, seed)
 
-    def _advance(self, run: Run, looks: Looks, record: Record, signals: StopSignals) -> None:
-        """Compiles, settles what changed, and runs the loop, one chunk after the other."""
-        if looks.step >= self.max_steps or looks.asked_to_stop:
-            record.settle(run.state, None)
+    def _compile_and_run(
+        self, spec: RunSpec, run: ResumedRun, session: TrainingSession, signals: StopSignals
+    ) -> None:
+        """Compiles the loop, commits the run, and trains."""
+        if session.step >= self.max_steps or session.stop_requested:
+            run.commit(program=None)
             return
         if signals.received is not None:
             return
         require_inside(run.source)
-        refresh = run.refresh()
-        check_source(run.source, looks.step, self.max_steps, run.state.sampler_state)
-        feed = make_feed(run.source, looks.step, self.max_steps, run.placement)
+        refresh = spec.make_refresh(run.source, run.state)
+        check_source(run.source, session.step, self.max_steps, run.state.sampler_state)
+        feed = make_feed(run.source, session.step, self.max_steps, spec.placement)
         try:
-            require_batches(feed.source.names, getattr(run.module, "batch_keys", ()))
+            require_batches(feed.source.names, spec.batch_keys)
             loop = TrainLoop(
-                run.train_step,
+                spec.make_update(),
                 run.state,
                 feed.source,
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
-                placement=run.placement,
-                while_compiling=lambda: looks.save() if signals.received is not None else None,
+                placement=spec.placement,
+                # Compiling may take minutes, and whoever sends a signal may kill the process sooner.
+                while_compiling=lambda: session.save() if signals.received is not None else None,
             )
-            looks.expect(loop.names, loop.loss_names)
-            record.settle(run.state, loop.program, tuple(n for n in loop.loss_names if n != TOTAL))
-            if record.own and self.checkpoints is not None:
-                processes.first_does(functools.partial(self.checkpoints.supersede_after, looks.step))
-            self._loop(loop, feed, looks, loop.place(run.state), signals)
+            session.check_recorded(loop.names, loop.loss_names)
+            run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
+            self._run_chunks(loop, feed, session, signals)
         finally:
             feed.close()
 
-    def _loop(
-        self, loop: TrainLoop, feed: Any, looks: Looks, state: TrainState, signals: StopSignals
+    def _run_chunks(
+        self, loop: TrainLoop, feed: ResidentFeed | HostFeed, session: TrainingSession, signals: StopSignals
     ) -> None:
+        """Runs the compiled loop chunk by chunk, with a host step after each."""
         pace = Pace(self.chunk_size)
-        while looks.step < self.max_steps and not looks.asked_to_stop and not signals.poll():
-            source, end = feed.at(looks.step)
-            bounds = (self.max_steps, end, looks.next_look())
+        state = loop.place(session.state)
+        while session.step < self.max_steps and not session.stop_requested and not signals.poll():
+            source, end = feed.at(session.step)
+            bounds = (self.max_steps, end, session.next_host_step())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()
-            (stop,) = processes.agree(looks.step + pace.next_count(bound - looks.step))
+            # The first process decides: clocks differ, and all must call the program for the same steps.
+            (stop,) = processes.agree(session.step + pace.next_count(bound - session.step))
             chunk = loop.run(state, stop, source)
-            pace.measured(chunk.step - looks.step, time.perf_counter() - began)
+            pace.measured(chunk.step - session.step, time.perf_counter() - began)
             state = chunk.state
-            looks.take(chunk)
+            session.on_chunk(chunk)
 
-
-def _result(run: Run, looks: Looks, first: int, max_steps: int, signalled: bool) -> FitResult:
-    unfinished = looks.step < max_steps
-    return FitResult(
-        module=run.module,
-        state=looks.state,
-        metrics=looks.metrics,
-        history=tuple(looks.history),
-        iterations=looks.step - first,
-        stopped_early=unfinished and not signalled,
-        interrupted=unfinished and signalled,
-        seed=None if run.root is None else keys.seed_of(run.root),
-    )
-
-
-def _carry(error: Any, result: FitResult) -> None:
-    """Hands over what training reached with the error of a callback, which may be of any type."""
-    with contextlib.suppress(Exception):
-        error.result = result
-
-
-@contextlib.contextmanager
-def _prepared(datamodule: Any) -> Iterator[None]:
-    """The optional hooks of a data module, around everything that uses it."""
-    _hook(datamodule, "prepare_data")
-    _hook(datamodule, "setup", "fit")
-    try:
-        yield
-    finally:
-        _hook(datamodule, "teardown", "fit")
-
-
-def _hook(datamodule: Any, name: str, *arguments: str) -> None:
-    hook = getattr(datamodule, name, None)
-    if callable(hook):
-        hook(*arguments)
+    def _result(
+        self, spec: RunSpec, session: TrainingSession, signals: StopSignals, seed: int | None
+    ) -> FitResult:
+        unfinished = session.step < self.max_steps
+        signalled = signals.received is not None
+        return FitResult(
+            module=spec.module,
+            state=session.state,
+            metrics=session.metrics,
+            history=tuple(session.history),
+            iterations=session.iterations,
+            stopped_early=unfinished and not signalled,
+            interrupted=unfinished and signalled,
+            seed=seed,
+        )

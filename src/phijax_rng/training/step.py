@@ -44,6 +44,21 @@ class TrainStep(Protocol):
         ...
 
 
+@runtime_checkable
+class Optimizer(Protocol):
+    """An Optax `GradientTransformation`, or anything with its two functions."""
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """`init(params) -> optimizer_state`."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., Any]:
+        """`update(gradients, optimizer_state, params) -> (updates, optimizer_state)`."""
+        ...
+
+
 @pytrees.record(data=("values",), meta=("names",))
 class _Pairs:
     """A mapping that keeps its order through JAX's transformations."""
