@@ -1,8 +1,14 @@
-"""What calls of the compiled loop gave back, and how such pieces of a run are joined and cut."""
+"""The result of one call of the compiled loop, and how results are joined and cut.
+
+    run(state at 200, stop=4500)    ->  Chunk(200..4296), Chunk(4296..4500)  ->  joined: Chunk(200..4500)
+    a bad update at step 260        ->  part: Chunk(200..260), which NonFiniteError carries
+
+A chunk has every number of its updates, so callbacks and logs can look at any of them after the call.
+"""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -10,41 +16,51 @@ from phijax_rng.errors import NonFiniteError
 from phijax_rng.state import TrainState
 from phijax_rng.training.step import TOTAL
 
+Values: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+"""One number per update."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Chunk:
-    """What one call of the compiled loop gave back.
+    """The result of one call of the compiled loop.
 
     Attributes:
         state: the state after the last update, on the device.
         step: `state.step` as an int.
         start: the step before the first of these updates.
         records: recorded name -> array of shape `(step - start,)`, one value per update.
-        nonfinite: bool array of shape `(step - start,)`: steps whose losses or updated model were
-            not finite. With `on_nonfinite="raise"` such a step is not part of the chunk.
-        unbalanced: bool array of the same shape: steps at which a number of the balancer's state was no
-            longer finite. What a scheduled update gave is then left out; with `"raise"` the step is.
+        nonfinite: bool array of shape `(step - start,)`: steps whose losses or updated model are
+            non-finite. With `on_nonfinite="raise"` the chunk ends before such a step.
+        unbalanced: bool array of the same shape: steps after which the balancer's state has a non-finite
+            number. The update of the balancer is then discarded; with `"raise"` the chunk ends before it.
     """
 
     state: TrainState
     step: int
     start: int
-    records: Mapping[str, np.ndarray[Any, Any]]
-    nonfinite: np.ndarray[Any, Any]
-    unbalanced: np.ndarray[Any, Any]
+    records: Mapping[str, Values]
+    nonfinite: Values
+    unbalanced: Values
+
+    def __repr__(self) -> str:
+        # No values: a repr ends up in logs, and those of the state would be copied from a device.
+        arrays = (f"{name!r}: {values.dtype}[{len(values)}]" for name, values in self.records.items())
+        return f"Chunk(start={self.start}, step={self.step}, records={{{', '.join(arrays)}}})"
 
 
 def joined(chunks: list[Chunk]) -> Chunk:
-    """One chunk for chunks that follow each other."""
-    if len(chunks) == 1:
-        return chunks[0]
-    records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in chunks[0].records}
-    bad = (np.concatenate([getattr(c, name) for c in chunks]) for name in ("nonfinite", "unbalanced"))
-    return Chunk(chunks[-1].state, chunks[-1].step, chunks[0].start, records, *bad)
+    """One chunk of several consecutive ones."""
+    first, last = chunks[0], chunks[-1]
+    if first is last:
+        return first
+    records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in first.records}
+    nonfinite = np.concatenate([chunk.nonfinite for chunk in chunks])
+    unbalanced = np.concatenate([chunk.unbalanced for chunk in chunks])
+    return Chunk(last.state, last.step, first.start, records, nonfinite, unbalanced)
 
 
 def part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
-    """Some updates of a chunk, which end in this state."""
+    """Some consecutive updates of a chunk; `state` is the state after the last of them."""
     first, stop, _ = updates.indices(chunk.step - chunk.start)
     records = {name: values[updates] for name, values in chunk.records.items()}
     bad = (chunk.nonfinite[updates], chunk.unbalanced[updates])
