@@ -22,6 +22,7 @@ from phijax_rng.auditing.jax_hooks.walks import KINDS
 from phijax_rng.auditing.session import Session
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
+from tests._selection import mostly_full
 from tests._subprocess import run_python
 
 pytestmark = pytest.mark.draws_twice
@@ -29,7 +30,26 @@ pytestmark = pytest.mark.draws_twice
 KEY = jax.random.key(11)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# Of the package, of every transformation of JAX and of one library.
+EVERYDAY = (
+    *(
+        "our samplers over steps",
+        "our streams",
+        "a scan that carries its key",
+        "a key for every row and step",
+    ),
+    *(
+        "a cond under vmap",
+        "remat",
+        "a gradient per loss term",
+        "a custom derivative",
+        "draws that loop inside",
+    ),
+    *("equinox", "a jacobian forward", "a hessian of a loss that draws", "a scan of no steps"),
+)
+
+
+@pytest.mark.parametrize("name", mostly_full(list(PROGRAMS), everyday=EVERYDAY))
 def test_a_program_that_is_right_is_clean(name: str) -> None:
     report = audit(PROGRAMS[name], KEY)
     assert report.clean, str(report)

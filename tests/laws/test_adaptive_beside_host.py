@@ -33,6 +33,7 @@ from phijax_rng.training import prefetch
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._problems import Problem
+from tests._selection import mostly_full
 
 STOP, EVERY, STACK = 17, 4, 5
 BOX = [(0.0, 1.0), (-1.0, 1.0)]
@@ -144,7 +145,7 @@ def test_a_run_is_that_of_resident_rows():
     assert int(whole.sampler_state["grown"]["count"]) == 20
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3])
+@pytest.mark.parametrize("chunk_size", mostly_full([1, 3], everyday=[3]))
 def test_where_the_host_looks_in_changes_no_number(chunk_size):
     assert_trees_bitwise_equal(train(STOP, options={"chunk_size": chunk_size}), resident())
 
@@ -201,13 +202,13 @@ def saved(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4, 5, 8, 9, 10, 16])
+@pytest.mark.parametrize("cut", mostly_full([1, 3, 4, 5, 8, 9, 10, 16], everyday=[1, 4, 5, 16]))
 def test_a_resume_around_a_refresh_is_the_whole_run(saved, tmp_path, cut):
     resumed = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
     assert_trees_bitwise_equal(resumed, resident())
 
 
-@pytest.mark.parametrize("cut", [5, 9])
+@pytest.mark.parametrize("cut", mostly_full([5, 9], everyday=[5]))
 def test_a_resume_that_lost_the_sampler_state_is_told_apart(saved, cut):
     restored = Checkpoints(saved).restore(begun(), cut)
     options = {"optimizer": PROBLEMS[True].optimizer, "source": PROBLEMS[True].source()}

@@ -27,6 +27,7 @@ from phijax_rng.devices.placement import resolve
 from phijax_rng.trainer.dry_run import dry_run
 from phijax_rng.trainer.run_spec import FromSeed, RunSpec
 from tests import _problems
+from tests._selection import mostly_full
 
 TRAINER = Trainer(10, progress=False)
 
@@ -270,7 +271,10 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+EVERYDAY = ("distribution", "refinement at every step", "gradnorm at every second step")
+
+
+@pytest.mark.parametrize("name", mostly_full(list(PARTS), everyday=EVERYDAY))
 def test_parts_that_ask_for_the_batch_of_the_step_once_more_are_clean(name: str) -> None:
     report = audited_field(**PARTS[name])
     assert report.clean, str(report)

@@ -34,6 +34,7 @@ from phijax_rng.callbacks.progress import Silent
 from phijax_rng.errors import NonFiniteError, RunChangedError, RunExistsError, SaveError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._selection import mostly_full
 from tests._subprocess import run_python
 
 HEAT = _problems.heat()
@@ -55,7 +56,7 @@ def steps(folder):
 # Results
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 64, None])
+@pytest.mark.parametrize("chunk_size", mostly_full([1, 7, 64, None], everyday=[7, None]))
 def test_history_holds_multiples_of_log_every_n_steps_whatever_the_chunks(chunk_size):
     result = fit(50, trainer={"log_every_n_steps": 6, "chunk_size": chunk_size})
     loop = HEAT.loop()
@@ -387,7 +388,7 @@ def test_another_seed_on_a_checkpoint_without_a_contract_is_warned_of_and_record
     assert (change["step"], change["survives"]) == (5, "none")
 
 
-@pytest.mark.parametrize("name", ["rows", "box", "space-time"])
+@pytest.mark.parametrize("name", mostly_full(["rows", "box", "space-time"], everyday=["box"]))
 def test_every_kind_of_sampler_resumes_without_a_word(tmp_path, name):
     rows = {"inputs": np.linspace(0, 1, 12, dtype=np.float32).reshape(6, 2)}
     sampler = {
@@ -659,7 +660,7 @@ def test_a_second_sigint_ends_a_run_that_a_sigterm_stops(monkeypatch, tmp_path):
     assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_full([signal.SIGINT, signal.SIGTERM], everyday=[signal.SIGTERM]))
 def test_a_signal_during_compilation_saves_at_once_and_updates_nothing(monkeypatch, tmp_path, number):
     compile_, saved_before = jax.stages.Lowered.compile, []
 

@@ -25,6 +25,7 @@ from phijax_rng.training.balancing.schedule import BalancerRefresh, make_refresh
 from tests import _balancing, _problems
 from tests._balancing import LOSSES
 from tests._bitwise import assert_trees_bitwise_equal
+from tests._selection import mostly_full
 
 MODULE, DATA = _balancing.make_module(), _balancing.make_data()
 
@@ -234,7 +235,7 @@ class Poisoned(Count):
 POISONED, SOUND = Poisoned(1), Poisoned(-1)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 5, None])
+@pytest.mark.parametrize("chunk_size", mostly_full([1, 5, None], everyday=[5]))
 def test_an_update_that_is_not_finite_stops_the_run_at_its_step(tmp_path, chunk_size):
     with pytest.raises(NonFiniteError) as caught:
         fit(POISONED, 12, chunk_size=chunk_size, checkpoints=Checkpoints(tmp_path))
