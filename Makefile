@@ -64,7 +64,7 @@ lint: $(VENV)/.installed-lint  ## Check format, style and types.
 	$(PY) -m ruff check $(wildcard $(SOURCES))
 	$(PY) -m mypy
 
-format: $(VENV)/.installed-lint  ## Format the code and mend what ruff can mend.
+format: $(VENV)/.installed-lint  ## Format the code and fix what ruff can fix.
 	$(PY) -m ruff format $(wildcard $(SOURCES))
 	$(PY) -m ruff check --fix $(wildcard $(SOURCES))
 

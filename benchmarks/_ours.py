@@ -70,14 +70,14 @@ def source(sizes: Mapping[str, int]) -> pr.NamedBatchSource:
 
 def seconds_to_first_step(arrays: Any, sizes: Mapping[str, int], directory: str) -> Seconds:
     """The time from the call of a fit with checkpoints to the end of its first update."""
-    looked = []
+    times = []
 
-    def look(event: Any) -> bool:
-        looked.append((time.perf_counter(), time.process_time()))
+    def stop(event: Any) -> bool:
+        times.append((time.perf_counter(), time.process_time()))
         return True
 
-    look.every_n_steps = 1  # type: ignore[attr-defined]
-    trainer = pr.Trainer(1000, checkpoints=pr.Checkpoints(directory), callbacks=[look], progress=False)
+    stop.every_n_steps = 1  # type: ignore[attr-defined]
+    trainer = pr.Trainer(1000, checkpoints=pr.Checkpoints(directory), callbacks=[stop], progress=False)
     began = time.perf_counter(), time.process_time()
     trainer.fit(
         _module(),
@@ -85,7 +85,7 @@ def seconds_to_first_step(arrays: Any, sizes: Mapping[str, int], directory: str)
         optimizer=_heat.optimizer(),
         seed=_heat.SEED,
     )
-    return np.subtract(looked[0], began)
+    return np.subtract(times[0], began)
 
 
 def first_step_by_parts(arrays: Any, sizes: Mapping[str, int]) -> None:

@@ -67,7 +67,7 @@ def _step_without_balancer() -> Seconds:
 def _their_step(balanced: bool) -> Seconds:
     balancer = _theirs.gradnorm(EVERY) if balanced else None
     stamps = _theirs.fit(THEIR_STEPS, _heat.SIZES, balancer)[1]
-    # The first update compiles; three whole periods lie behind it.
+    # The first update compiles; three complete periods follow.
     return (stamps[EVERY + 10 + 3 * EVERY] - stamps[EVERY + 10]) / (3 * EVERY)
 
 

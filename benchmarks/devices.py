@@ -45,7 +45,7 @@ def figures(pairs: int) -> Iterator[_ratio.Figure | str]:
     )
     for label, ours, other in json.loads(child.stdout.splitlines()[-1]):
         yield _ratio.Figure(label, np.array(ours) / _STEPS, np.array(other) / _STEPS)
-    yield f"{os.cpu_count()} cores carry all devices, so at best n times the rows take n / cores the time"
+    yield f"{os.cpu_count()} cores run all devices, so at best n times the rows take n / cores the time"
 
 
 def _init(key: jax.Array) -> Any:

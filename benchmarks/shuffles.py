@@ -54,7 +54,7 @@ def _epochs(pairs: int) -> Iterator[Figure | str]:
     yield Figure(label, ours, other, Bar(20, at_least=True), faster=True)
     shuffle = _index_shuffle()
     if shuffle is None:
-        yield "Grain's index_shuffle is not where it was, so it was not measured alone"
+        yield "Grain's index_shuffle has moved, so it was not measured alone"
         return
 
     def bare() -> Seconds:

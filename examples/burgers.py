@@ -93,7 +93,7 @@ def relative_error(values, reference):
     return np.linalg.norm(values - reference) / np.linalg.norm(reference)
 
 
-# Initial and boundary values leave the equation one solution; with weight 1 they are met too late.
+# Initial and boundary values make the solution unique; with weight 1 the network learns them too late.
 WEIGHTS = {"initial": 100.0, "boundary": 100.0}
 
 

@@ -32,7 +32,7 @@ def loss(coefficients, batch, key):
 
 @jax.jit
 def train_step(source, state):
-    state, key = advance(state)  # the runtime stream moves on; `key` is this step's
+    state, key = advance(state)  # advances the runtime stream; `key` is for this step
     grads = jax.grad(loss)(state.model_state, source(state.step)["fit"], key)
     updates, optimizer_state = optimizer.update(grads, state.optimizer_state)
     return state.replace(

@@ -64,7 +64,7 @@ with tempfile.TemporaryDirectory() as folder:
     halfway = fit(700, f"{folder}/resumed")
     resumed = fit(1500, f"{folder}/resumed")
 
-# One state and one batch, under the keys of two steps: two losses, since other units are dropped.
+# One state and one batch with the keys of two steps give two losses, because other units are dropped.
 moved, key = advance(halfway)
 _, next_key = advance(moved)
 batch = data.train_batch_source(module.batch_keys, halfway.sampling_key)(700)

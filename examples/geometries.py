@@ -36,7 +36,7 @@ SAMPLERS = {  # and how many points
     "SpaceTimeCylinder of a Sphere": (SpaceTimeCylinder(CIRCLE, (0, 2), time_axis=2), 90),
     "InitialSlab of a Ball": (InitialSlab(DISK, time_axis=2), 120),
 }
-BESIDE = {"InitialSlab of a Ball": "SpaceTimeCylinder of a Sphere"}  # drawn into the same panel
+SAME_PANEL = {"InitialSlab of a Ball": "SpaceTimeCylinder of a Sphere"}  # drawn in one panel
 
 
 def draw(axes, rows, color):
@@ -61,12 +61,12 @@ batches = source(0)
 figure = plt.figure(figsize=(12, 9.5), layout="constrained")
 panels = {}
 for name, rows in batches.items():
-    color = "tab:orange" if name in BESIDE else "tab:blue"
-    if name not in BESIDE:
+    color = "tab:orange" if name in SAME_PANEL else "tab:blue"
+    if name not in SAME_PANEL:
         spatial = {"projection": "3d"} if rows["inputs"].shape[1] == 3 else {}
         panels[name] = figure.add_subplot(3, 4, len(panels) + 1, title=name, **spatial)
         panels[name].title.set_size(9)
-    draw(panels[BESIDE.get(name, name)], rows, color)
+    draw(panels[SAME_PANEL.get(name, name)], rows, color)
 figure.savefig("geometries.png", dpi=80, metadata={"Software": None})
 
 edges = np.asarray(batches["BoxEdges of three axes"]["inputs"])
