@@ -109,11 +109,11 @@ def test_no_process_setting_moves_a_key(setting):
         (np.float32(3), TypeError, f"seed must be a whole number, got np.float32(3.0). {MEND}"),
         ("3", TypeError, f"seed must be a whole number, got '3'. {MEND}"),
         ((1, 2), TypeError, f"seed must be a whole number, got (1, 2). {MEND}"),
-        (np.array([1, 2]), TypeError, f"seed must be a whole number, got array([1, 2]). {MEND}"),
+        (np.array([1, 2]), TypeError, f"seed must be a whole number, got int64[2]. {MEND}"),
         (
             jnp.array([1, 2]),
             TypeError,
-            f"seed must be a whole number, got Array([1, 2], dtype=int32). {MEND}",
+            f"seed must be a whole number, got int32[2]. {MEND}",
         ),
         (
             jax.random.split(jax.random.key(0), 3),
@@ -619,3 +619,22 @@ def test_settled_keys_are_those_keys(implementation):
     np.testing.assert_array_equal(jax.random.key_data(settled), jax.random.key_data(own))
     rows = jax.vmap(lambda key: jax.random.key_data(keys.settled(key)))(own)
     np.testing.assert_array_equal(rows, jax.random.key_data(own))
+
+
+def test_the_repr_of_streams_shows_fingerprints_and_of_what_is_no_single_key_the_shape():
+    streams = keys.split_root(0)
+    assert repr(streams) == (
+        f"StreamKeys(model={keys.fingerprint(streams.model)}, runtime={keys.fingerprint(streams.runtime)}, "
+        f"sampling={keys.fingerprint(streams.sampling)}, balancer={keys.fingerprint(streams.balancer)})"
+    )
+    many = jax.tree.map(lambda key: key[None], streams)
+    assert repr(many).startswith("StreamKeys(model=key<fry>[1], runtime=key<fry>[1]")
+
+
+def test_the_repr_of_traced_and_of_deleted_streams_does_not_raise():
+    shown = []
+    jax.jit(lambda streams: shown.append(repr(streams)))(keys.split_root(0))
+    assert shown[0].startswith("StreamKeys(model=key<fry>[], ")
+    streams = keys.split_root(1)
+    streams.model.delete()
+    assert repr(streams).startswith("StreamKeys(model=key<fry>[], runtime=threefry2x32:")

@@ -77,8 +77,7 @@ RBG = jax.random.key(0, impl="rbg")
             (np.array([0, 5], np.uint32),),
             {},
             TypeError,
-            "key must be one typed JAX key, got array([0, 5], dtype=uint32). "
-            "Make one with keys.root_key(seed).",
+            "key must be one typed JAX key, got uint32[2]. Make one with keys.root_key(seed).",
         ),
         (
             (jax.random.split(STREAMS.runtime, 3),),
@@ -268,3 +267,31 @@ def test_a_balancer_is_no_balancer_state():
         f"balancer_state must be what a balancer keeps, got the balancer {balancer!r}. "
         "Pass balancer.initialize()."
     )
+
+
+def test_the_repr_of_a_state_has_a_line_for_each_field_and_no_number_of_an_array():
+    streams = keys.split_root(0)
+    model = {"kernel": jnp.full((2, 3), 0.123), "bias": jnp.zeros(3)}
+    state = initialize_train_state(model, optax.adam(1e-3), {}, streams)
+    assert repr(state).splitlines() == [
+        "TrainState(",
+        "  model_state={['bias']: float32[3], ['kernel']: float32[2, 3]},",
+        "  optimizer_state=5 leaves of float32, int32, 19 elements,",
+        "  balancer_state={},",
+        f"  rng_key={keys.fingerprint(streams.runtime)},",
+        f"  sampling_key={keys.fingerprint(streams.sampling)},",
+        f"  balancer_key={keys.fingerprint(streams.balancer)},",
+        "  step=int32[],",
+        "  sampler_state={},",
+        ")",
+    ]
+
+
+def test_the_repr_of_a_traced_and_of_an_abstract_state_shows_the_same_shapes():
+    state = initialize_train_state({"w": jnp.zeros((4, 2))}, optax.sgd(0.1), {}, keys.split_root(0))
+    shown = []
+    jax.jit(lambda traced: shown.append(repr(traced)))(state)
+    shown.append(repr(jax.eval_shape(lambda: state)))
+    for text in shown:
+        assert "model_state={['w']: float32[4, 2]}" in text
+        assert "rng_key=key<fry>[]" in text

@@ -73,6 +73,10 @@ class StreamKeys:
     def __iter__(self) -> Iterator[KeyScalar]:
         return iter((self.model, self.runtime, self.sampling, self.balancer))
 
+    def __repr__(self) -> str:
+        streams = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return f"StreamKeys({', '.join(f'{name}={formatted(key)}' for name, key in streams.items())})"
+
 
 def root_key(seed: Seed) -> KeyScalar:
     """The root key of a run.
@@ -196,7 +200,10 @@ def stream(key: KeyScalar, *names: str) -> KeyScalar:
     path = hashlib.sha256()
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name:
-            raise TypeError(f"names[{index}] must be a non-empty string, got {name!r}. Name the stream.")
+            raise TypeError(
+                f"names[{index}] must be a non-empty string, got {validation.formatted(name)}. "
+                "Name the stream."
+            )
         encoded = _encoded(name, f"names[{index}]")
         path.update(len(encoded).to_bytes(8, "big") + encoded)
     words = np.frombuffer(path.digest()[:8], dtype=">u4").astype(np.uint32)
@@ -208,7 +215,8 @@ def _encoded(name: str, argument: str) -> bytes:
         return name.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{argument} must be text that UTF-8 can encode, got {name!r}. Leave out lone surrogates."
+            f"{argument} must be text that UTF-8 can encode, got {validation.formatted(name)}. "
+            "Leave out lone surrogates."
         ) from error
 
 
@@ -240,10 +248,13 @@ def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         if len(axes) != 1 + len(args) or any(not (a is None or a == 0) for a in axes) or axes[0] is None:
             raise ValueError(
                 f"in_axes must be 0 or None for each of {1 + len(args)} arguments and 0 for the keys, "
-                f"got {in_axes!r}. Use jax.vmap for other axes."
+                f"got {validation.formatted(in_axes)}. Use jax.vmap for other axes."
             )
         if not is_typed_key(keys):
-            raise TypeError(f"keys must be an array of typed keys, got {keys!r}. Use jax.random.split.")
+            raise TypeError(
+                f"keys must be an array of typed keys, got {validation.formatted(keys)}. "
+                "Use jax.random.split."
+            )
         if keys.ndim == 0:
             raise ValueError("keys must have a leading axis, got one key. Split it first.")
         if implementation_of(keys) in _EXACT_UNDER_VMAP:
@@ -274,6 +285,16 @@ def fingerprint(key: KeyScalar) -> str:
     return f"{implementation_of(key)}:{'-'.join(str(word) for word in _words(key))}"
 
 
+def formatted(key: object) -> str:
+    """The fingerprint of a key that this process can read; of anything else dtype and shape."""
+    if not isinstance(key, jax.Array) or isinstance(key, jax.core.Tracer) or not is_typed_key(key):
+        return validation.formatted(key)
+    # A donated key has no words left, and of one on other machines this process has none.
+    if key.shape != () or key.is_deleted() or not key.is_fully_addressable:
+        return validation.formatted(key)
+    return f"{implementation_of(key)}:{'-'.join(str(word) for word in _words(key))}"
+
+
 def from_fingerprint(text: str) -> KeyScalar:
     """The key that `fingerprint` turned into `text`."""
     implementation, _, data = str(text).partition(":")
@@ -281,7 +302,8 @@ def from_fingerprint(text: str) -> KeyScalar:
     expected = _NUM_WORDS.get(implementation)
     if len(words) != expected or len(data.split("-")) != expected or max(words) >= 2**32:
         raise ValueError(
-            f"text must be a fingerprint such as 'threefry2x32:0-42', got {text!r}. Copy it whole."
+            f"text must be a fingerprint such as 'threefry2x32:0-42', got {validation.formatted(text)}. "
+            "Copy it whole."
         )
     return _wrap(np.array(words, dtype=np.uint32), implementation)
 
@@ -316,7 +338,8 @@ def require_key(value: Any, name: str) -> KeyScalar:
     """`value`, if it is one typed key (traced or not) of a tested implementation."""
     if not is_typed_key(value):
         raise TypeError(
-            f"{name} must be one typed JAX key, got {value!r}. Make one with keys.root_key(seed)."
+            f"{name} must be one typed JAX key, got {validation.formatted(value)}. "
+            "Make one with keys.root_key(seed)."
         )
     implementation = implementation_of(value)
     if implementation not in TESTED_IMPLEMENTATIONS:

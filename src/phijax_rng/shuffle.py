@@ -34,6 +34,7 @@ from jaxtyping import Array, Int32, Integer, UInt32
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
+from phijax_rng._base.validation import formatted
 
 Words: TypeAlias = UInt32[Array, "..."]
 
@@ -234,7 +235,9 @@ def _clamped(index: Array, n: int) -> Words:
 def _checked_key(key: KeyScalar) -> KeyScalar:
     dtype = getattr(key, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise TypeError(f"key must be one typed JAX key, got {key!r}. Make one with keys.root_key(seed).")
+        raise TypeError(
+            f"key must be one typed JAX key, got {formatted(key)}. Make one with keys.root_key(seed)."
+        )
     if key.shape != ():
         raise ValueError(
             f"key must be one key of shape (), got keys of shape {key.shape}. "
@@ -252,7 +255,7 @@ def _checked_index(index: ArrayLike, n: int) -> tuple[ArrayLike, int]:
     n = validation.whole_number(n, "n", 2**31, start=1)
     array = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"index must hold integers, got {index!r}. Pass integers in [0, n).")
+        raise TypeError(f"index must hold integers, got {formatted(index)}. Pass integers in [0, n).")
     if isinstance(array, jax.Array):
         # What other processes hold cannot be looked at; it is clamped like a traced index.
         if not isinstance(array, jax.core.Tracer) and array.is_fully_addressable:

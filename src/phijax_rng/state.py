@@ -19,6 +19,7 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base.types import KeyScalar
+from phijax_rng._base.validation import formatted
 
 
 @jax.tree_util.register_dataclass
@@ -46,9 +47,31 @@ class TrainState:
     step: jax.Array
     sampler_state: Any = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        lines = (f"  {name}={_summary(value)},\n" for name, value in fields)
+        return f"TrainState(\n{''.join(lines)})"
+
     def replace(self, **changes: Any) -> "TrainState":
         """A state with these attributes changed."""
         return dataclasses.replace(self, **changes)
+
+
+# Trees with more leaves are summarized, so that the repr of a large model stays short.
+_LISTED_LEAVES = 4
+
+
+def _summary(tree: Any) -> str:
+    """Paths, dtypes and shapes of a few leaves; of many how many there are, and of which dtypes."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return keys.formatted(tree)
+    if len(leaves) <= _LISTED_LEAVES:
+        named = (f"{jax.tree_util.keystr(path)}: {keys.formatted(leaf)}" for path, leaf in leaves)
+        return f"{{{', '.join(named)}}}"
+    dtypes = sorted({str(jnp.result_type(leaf)) for _, leaf in leaves})
+    elements = sum(int(np.prod(jnp.shape(leaf), dtype=np.int64)) for _, leaf in leaves)
+    return f"{len(leaves)} leaves of {', '.join(dtypes)}, {elements:,} elements"
 
 
 def initialize_train_state(
@@ -80,10 +103,12 @@ def initialize_train_state(
         ValueError: the keys are of different implementations.
     """
     if not hasattr(optimizer, "init"):
-        raise TypeError(f"optimizer must offer init(params), got {optimizer!r}. Pass an Optax optimizer.")
+        raise TypeError(
+            f"optimizer must offer init(params), got {formatted(optimizer)}. Pass an Optax optimizer."
+        )
     if callable(getattr(balancer_state, "initialize", None)):
         raise TypeError(
-            f"balancer_state must be what a balancer keeps, got the balancer {balancer_state!r}. "
+            f"balancer_state must be what a balancer keeps, got the balancer {formatted(balancer_state)}. "
             "Pass balancer.initialize()."
         )
     rng, sampling, balancer = _three_streams(key, sampling_key, balancer_key)

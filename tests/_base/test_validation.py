@@ -30,14 +30,14 @@ def test_whole_numbers_of_python_numpy_and_jax_become_a_python_int(value):
     [
         (True, "True"),
         (np.True_, "np.True_"),
-        (jnp.bool_(True), "Array(True, dtype=bool)"),
+        (jnp.bool_(True), "bool[]"),
         (3.0, "3.0"),
         (np.float32(3), "np.float32(3.0)"),
-        (jnp.float32(3), "Array(3., dtype=float32)"),
+        (jnp.float32(3), "float32[]"),
         ("3", "'3'"),
         (None, "None"),
         ([3], "[3]"),
-        (np.array([3]), "array([3])"),
+        (np.array([3]), "int64[1]"),
     ],
 )
 def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
@@ -145,7 +145,7 @@ def test_a_choice_is_taken_by_value_and_type():
         with pytest.raises(ValueError) as caught:
             validation.one_of(other, "resume", choices)
         assert str(caught.value) == (
-            f"resume must be one of False, True, 'auto', got {other!r}. Pick one of them."
+            f"resume must be one of False, True, 'auto', got {validation.formatted(other)}. Pick one of them."
         )
 
 
@@ -376,3 +376,22 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
 )
 def test_messages_describe_arrays_without_their_numbers(value, text):
     assert validation.described(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    {
+        "a number": (0.5, "0.5"),
+        "text": ("all", "'all'"),
+        "an array": (np.full((2, 3), 0.25, np.float32), "float32[2, 3]"),
+        "an array without axes": (np.array(7), "int64[]"),
+        "a NumPy number": (np.float32(0.5), repr(np.float32(0.5))),
+        "arrays in a dict": ({"w": np.zeros(4), "n": 3}, "{'w': float64[4], 'n': 3}"),
+        "arrays in a list and a tuple": ([(np.zeros(1),), 2], "[(float64[1],), 2]"),
+        "an object with arrays in its repr": (types.SimpleNamespace(w=np.zeros(2)), "SimpleNamespace(...)"),
+        "a long list": (list(range(100)), f"{str(list(range(100)))[:117]}..."),
+        "a class": (np.ndarray, "<class 'numpy.ndarray'>"),
+    }.values(),
+)
+def test_a_message_shows_dtype_and_shape_of_arrays_and_little_of_what_is_long(value, text):
+    assert validation.formatted(value) == text

@@ -27,6 +27,7 @@ from phijax_rng import (
     UniformDomainSampler,
     keys,
 )
+from phijax_rng._base import validation
 from phijax_rng.sampling import HostedRowSampler
 from phijax_rng.sampling.geometry import Box
 from phijax_rng.training import prefetch
@@ -240,7 +241,8 @@ def test_candidates_whose_rows_lie_on_the_host_are_refused(domain):
         NamedBatchSource({"pde": sampler}, {"pde": 4}, keys.split_root(0).sampling)
     assert str(caught.value) == (
         "samplers['pde'] draws candidates in the compiled loop, and their rows are on the host, got "
-        f"{sampler!r}. Take a domain on the device, such as a geometry or a RandomRowSampler."
+        f"{validation.formatted(sampler)}. Take a domain on the device, such as a geometry or a "
+        "RandomRowSampler."
     )
 
 

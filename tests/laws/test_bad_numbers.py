@@ -19,6 +19,7 @@ from phijax_rng import (
     WeightedRowSampler,
     keys,
 )
+from phijax_rng._base import validation
 from phijax_rng.sampling import weighted_rows
 from phijax_rng.sampling.geometry import (
     Ball,
@@ -135,12 +136,12 @@ def test_text_is_no_exponent():
 SCALARS = {
     "dataset": (
         lambda: DatasetSampler(np.array(2.0)),
-        "dataset must offer len(dataset) and dataset[i], got array(2.). "
+        "dataset must offer len(dataset) and dataset[i], got float64[]. "
         "Wrap an iterable in an IterableSource.",
     ),
     "names": (
         lambda: density(residual_names=np.array("pde")),
-        "residual_names must be a sequence of names, got array('pde', dtype='<U3'). Pass a tuple of strings.",
+        "residual_names must be a sequence of names, got <U3[]. Pass a tuple of strings.",
     ),
 }
 
@@ -237,6 +238,6 @@ def test_what_is_no_dtype_is_refused(dtype):
     with pytest.raises(ValueError) as caught:
         UniformDomainSampler([(0, 1)], dtype=dtype)
     assert str(caught.value) == (
-        f"dtype of coordinates must be float32, or float64 with jax_enable_x64 on, got {dtype!r}. "
-        "Use float32."
+        "dtype of coordinates must be float32, or float64 with jax_enable_x64 on, got "
+        f"{validation.formatted(dtype)}. Use float32."
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import Checkpoints, IterableSource, Trainer
+from phijax_rng._base import validation
 from phijax_rng.errors import RunChangedError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
@@ -145,7 +146,9 @@ def test_unnamed_batches_are_fed_too():
 
 def test_what_gives_no_batches_is_refused():
     for value in (5, "text", np.float32(2), np.array(2)):
-        message = f"iterable must give batches one by one, got {value!r}. Pass an iterable."
+        message = (
+            f"iterable must give batches one by one, got {validation.formatted(value)}. Pass an iterable."
+        )
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
             IterableSource(value)
     message = "on_resume must be one of 'skip', 'refuse', got 'restart'. Pick one of them."
@@ -157,7 +160,10 @@ def test_what_gives_no_batches_is_refused():
 def test_an_iterable_without_a_batch_is_refused_before_it_is_read(empty):
     with pytest.raises(ValueError) as caught:
         IterableSource(empty)
-    assert str(caught.value) == f"iterable must give at least one batch, got {empty!r}. Fill it."
+    assert (
+        str(caught.value)
+        == f"iterable must give at least one batch, got {validation.formatted(empty)}. Fill it."
+    )
 
 
 def test_an_empty_list_is_no_source_of_a_run():

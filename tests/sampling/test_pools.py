@@ -212,7 +212,7 @@ def test_a_mapping_from_field_to_array_is_as_good_as_a_pool():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        (np.zeros((2, 1)), TypeError, "fields must be a mapping, got array([[0.],\n       [0.]]). "),
+        (np.zeros((2, 1)), TypeError, "fields must be a mapping, got float64[2, 1]. "),
         ({}, ValueError, "fields must name at least one entry, got (). "),
         ({"inputs": 1.0}, TypeError, "fields['inputs'] must have a leading axis of rows, got a scalar. "),
     ],

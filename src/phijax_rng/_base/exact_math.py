@@ -17,6 +17,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import KeyScalar
+from phijax_rng._base.validation import formatted
 
 _WORDS = {"float32": jnp.uint32, "float64": jnp.uint64}
 
@@ -119,12 +120,14 @@ def cumulative_shares(weights: Any) -> np.ndarray[Any, Any]:
 def checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """`bounds` as a read-only array of finite `(lo, hi)` with `lo < hi`, shape `(axes, 2)`."""
     if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
-        raise TypeError(f"{name} must be pairs (lo, hi), got {bounds!r}. Pass one pair for each axis.")
+        raise TypeError(
+            f"{name} must be pairs (lo, hi), got {formatted(bounds)}. Pass one pair for each axis."
+        )
     try:
         pairs = validation.real_numbers(bounds)
     except (TypeError, ValueError):
         raise TypeError(
-            f"{name} must be pairs of numbers, got {bounds!r}. Pass one (lo, hi) for each axis."
+            f"{name} must be pairs of numbers, got {formatted(bounds)}. Pass one (lo, hi) for each axis."
         ) from None
     if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
         raise ValueError(

@@ -40,7 +40,8 @@ def whole_number(value: Any, name: str, stop: int, *, start: int = 0, mend: str 
     """`value` as a Python int in [start, stop)."""
     if not is_whole(value):
         raise TypeError(
-            f"{name} must be a whole number, got {value!r}. {mend or 'Pass an int or a NumPy integer.'}"
+            f"{name} must be a whole number, got {formatted(value)}. "
+            f"{mend or 'Pass an int or a NumPy integer.'}"
         )
     number = operator.index(value)
     if not start <= number < stop:
@@ -68,7 +69,7 @@ def batch_size(value: Any, name: str, *, finite: bool = True) -> int | Literal["
     if not is_whole(value) or operator.index(value) < 1:
         error = ValueError if is_whole(value) or isinstance(value, str) else TypeError
         wanted, mend = _SIZES[finite]
-        raise error(f"{name} must be {wanted}, got {value!r}. {mend}")
+        raise error(f"{name} must be {wanted}, got {formatted(value)}. {mend}")
     return whole_number(value, name, 2**31, start=1)
 
 
@@ -91,7 +92,7 @@ def real_numbers(value: Any) -> np.ndarray[Any, Any]:
     """`value` as float64; a TypeError for text, booleans and complex numbers, which NumPy would convert."""
     array = np.asarray(value)
     if array.dtype.kind in "bcOSUmM":
-        raise TypeError(f"no real numbers: {value!r}. Pass floats.")
+        raise TypeError(f"no real numbers: {formatted(value)}. Pass floats.")
     return array.astype(np.float64)
 
 
@@ -101,14 +102,14 @@ def finite_float32(value: Any, name: str, shape: tuple[int | None, ...]) -> np.n
     try:
         held = real_numbers(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be {wanted}, got {value!r}. Pass floats.") from None
+        raise TypeError(f"{name} must be {wanted}, got {formatted(value)}. Pass floats.") from None
     with np.errstate(over="ignore"):
         held = held.astype(np.float32)
     lengths = zip(held.shape, shape, strict=False)
     if held.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
         raise ValueError(f"{name} must be {wanted}, got shape {held.shape}. Pass that shape.")
     if not np.isfinite(held).all():
-        raise ValueError(f"{name} must be finite in float32, got {value!r}. Pass finite numbers.")
+        raise ValueError(f"{name} must be finite in float32, got {formatted(value)}. Pass finite numbers.")
     held.flags.writeable = False
     return held
 
@@ -121,7 +122,7 @@ def finite_number(value: Any, name: str) -> float:
     """`value` as a finite float."""
     _number(value, name)
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}. Pick a finite number.")
+        raise ValueError(f"{name} must be finite, got {formatted(value)}. Pick a finite number.")
     return float(value)
 
 
@@ -129,7 +130,7 @@ def at_least_zero(value: Any, name: str, *, mend: str = "Pick a number of at lea
     """`value` as a finite float that is not negative."""
     _number(value, name)
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {value!r}. {mend}")
+        raise ValueError(f"{name} must be finite and not negative, got {formatted(value)}. {mend}")
     return float(value)
 
 
@@ -137,13 +138,15 @@ def above_zero(value: Any, name: str) -> float:
     """`value` as a finite float above 0."""
     _number(value, name)
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value!r}. Pick a number above 0.")
+        raise ValueError(
+            f"{name} must be positive and finite, got {formatted(value)}. Pick a number above 0."
+        )
     return float(value)
 
 
 def _number(value: Any, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} must be a number, got {value!r}. Pass a float.")
+        raise TypeError(f"{name} must be a number, got {formatted(value)}. Pass a float.")
 
 
 def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
@@ -151,14 +154,14 @@ def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
     choices = tuple(choices)
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, got {value!r}. Pick one of them.")
+        raise ValueError(f"{name} must be one of {listed}, got {formatted(value)}. Pick one of them.")
     return value
 
 
 def flag(value: Any, name: str) -> bool:
     """`value`, if it is a bool."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}. Pass a bool.")
+        raise TypeError(f"{name} must be True or False, got {formatted(value)}. Pass a bool.")
     return bool(value)
 
 
@@ -174,29 +177,34 @@ def is_iterable(value: Any) -> bool:
 def names(values: Any, name: str) -> tuple[str, ...]:
     """`values` as a tuple of distinct, non-empty strings, at least one."""
     if isinstance(values, (str, bytes)) or not is_iterable(values):
-        raise TypeError(f"{name} must be a sequence of names, got {values!r}. Pass a tuple of strings.")
+        raise TypeError(
+            f"{name} must be a sequence of names, got {formatted(values)}. Pass a tuple of strings."
+        )
     if isinstance(values, Mapping):
         raise TypeError(
-            f"{name} must be a sequence of names, got the mapping {values!r}. Pass the names as a tuple, and "
+            f"{name} must be a sequence of names, got the mapping {formatted(values)}. "
+            "Pass the names as a tuple, and "
             "what belongs to them as an argument of its own."
         )
     if isinstance(values, (set, frozenset)):
-        raise TypeError(f"{name} must be in an order, got the set {values!r}. Pass a tuple of strings.")
+        raise TypeError(
+            f"{name} must be in an order, got the set {formatted(values)}. Pass a tuple of strings."
+        )
     listed = tuple(values)
     for index, value in enumerate(listed):
         if not isinstance(value, str) or not value:
-            raise TypeError(f"{name}[{index}] must be a non-empty string, got {value!r}. Name it.")
+            raise TypeError(f"{name}[{index}] must be a non-empty string, got {formatted(value)}. Name it.")
     if not listed:
-        raise ValueError(f"{name} must name at least one entry, got {listed!r}. Add a name.")
+        raise ValueError(f"{name} must name at least one entry, got {formatted(listed)}. Add a name.")
     if len(set(listed)) != len(listed):
-        raise ValueError(f"{name} must not repeat a name, got {listed!r}. Drop the repeated one.")
+        raise ValueError(f"{name} must not repeat a name, got {formatted(listed)}. Drop the repeated one.")
     return listed
 
 
 def mapping(value: Any, name: str) -> Mapping[str, Any]:
     """`value`, if it is a mapping with at least one entry and string keys."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping, got {value!r}. Pass a dict keyed by name.")
+        raise TypeError(f"{name} must be a mapping, got {formatted(value)}. Pass a dict keyed by name.")
     names(tuple(value), name)
     return value
 
@@ -204,7 +212,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
 def function(value: Any, name: str) -> Any:
     """`value`, if it can be called."""
     if not callable(value):
-        raise TypeError(f"{name} must be callable, got {value!r}. Pass a function.")
+        raise TypeError(f"{name} must be callable, got {formatted(value)}. Pass a function.")
     return value
 
 
@@ -227,7 +235,7 @@ def path(value: Any, name: str, *, mend: str) -> str:
     """`value` as text, if it is the path of something."""
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(given, str) or not given or "\0" in given:
-        raise TypeError(f"{name} must be a path, got {value!r}. {mend}")
+        raise TypeError(f"{name} must be a path, got {formatted(value)}. {mend}")
     return given
 
 
@@ -251,6 +259,41 @@ def instance(value: Any, name: str) -> Any:
             f"{name} must be an object, got the class {value.__qualname__}. Call it: {value.__name__}(...)."
         )
     return value
+
+
+def formatted(value: object) -> str:
+    """`value` for a message: its repr, of arrays dtype and shape alone, cut where it is long.
+
+    >>> formatted({"w": np.zeros((2, 3), np.float32), "rate": 0.5})
+    "{'w': float32[2, 3], 'rate': 0.5}"
+    """
+    text = _formatted(value, depth=2)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+# A line of a terminal still has room for the sentence around the value.
+_LONGEST = 120
+
+
+def _formatted(value: Any, depth: int) -> str:
+    if not isinstance(value, type) and not isinstance(value, np.generic):
+        dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+        if dtype is not None and isinstance(shape, tuple):
+            return f"{dtype}[{', '.join(map(str, shape))}]"
+    if type(value) in (dict, list, tuple) and depth:
+        return _formatted_entries(value, depth - 1)
+    text = repr(value)
+    # The repr of an object prints the arrays inside it, over many lines where they are large.
+    return f"{type(value).__qualname__}(...)" if "array(" in text.lower() else text
+
+
+def _formatted_entries(value: Any, depth: int) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_formatted(entry, depth)}' for name, entry in value.items())}}}"
+    listed = ", ".join(_formatted(entry, depth) for entry in value)
+    if isinstance(value, list):
+        return f"[{listed}]"
+    return f"({listed},)" if len(value) == 1 else f"({listed})"
 
 
 def shown(values: Iterable[Any]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import plain_data, pytrees, validation
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Rows, Step
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.iterables import IterableSource
 from phijax_rng.sampling.protocols import AdaptiveSampler, HostSampler, Sampler, StepSampler
 
@@ -108,7 +109,7 @@ class AdaptedSampler:
             self.sampler.check_size(checked, label)
         elif checked == "all" and not is_finite:
             raise ValueError(
-                f"{label}='all' needs a sampler with num_rows; {self.sampler!r} has none. "
+                f"{label}='all' needs a sampler with num_rows; {formatted(self.sampler)} has none. "
                 "Pass a positive int."
             )
         return checked
@@ -150,14 +151,14 @@ def adapt_sampler(sampler: Any, label: str) -> AdaptedSampler:
         return sampler
     if not isinstance(sampler, (Sampler, StepSampler)):
         raise TypeError(
-            f"{label} must offer sample(key, size), got {sampler!r}. "
+            f"{label} must offer sample(key, size), got {formatted(sampler)}. "
             "Pass a sampler of phijax_rng or your own."
         )
     parts = (sampler, getattr(sampler, "domain", None))
     if isinstance(sampler, AdaptiveSampler) and any(isinstance(part, HostSampler) for part in parts):
         raise ValueError(
             f"{label} draws candidates in the compiled loop, and their rows are on the host, got "
-            f"{sampler!r}. Take a domain on the device, such as a geometry or a RandomRowSampler."
+            f"{formatted(sampler)}. Take a domain on the device, such as a geometry or a RandomRowSampler."
         )
     return AdaptedSampler(sampler)
 

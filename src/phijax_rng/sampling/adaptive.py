@@ -26,7 +26,9 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import contents, described, kind_of
 from phijax_rng.sampling.rows import take
 
@@ -330,7 +332,8 @@ def _settle(sampler: Any) -> None:
     """Checks the options that both samplers have, and fills in what was left out."""
     if not callable(getattr(sampler.domain, "sample", None)):
         raise TypeError(
-            f"domain must offer sample(key, size), got {sampler.domain!r}. Pass for example a geometry."
+            f"domain must offer sample(key, size), got {formatted(sampler.domain)}. "
+            "Pass for example a geometry."
         )
     _settle_count(sampler, "refresh_every_n_steps", 2**31 - 1)
     start = sampler.refresh_start_step
@@ -339,20 +342,22 @@ def _settle(sampler: Any) -> None:
         if start is None
         else validation.step_number(start, "refresh_start_step")
     )
-    object.__setattr__(sampler, "refresh_start_step", start)
+    assign(sampler, refresh_start_step=start)
     for name in ("exponent", "offset"):
         value = validation.finite_float32(getattr(sampler, name), name, ())
         if value < 0:
-            raise ValueError(f"{name} must not be negative, got {getattr(sampler, name)!r}. Use 0 or more.")
-        object.__setattr__(sampler, name, float(value))
+            raise ValueError(
+                f"{name} must not be negative, got {formatted(getattr(sampler, name))}. Use 0 or more."
+            )
+        assign(sampler, **{name: float(value)})
     if sampler.residual_names is not None:
         names = validation.names(sampler.residual_names, "residual_names")
-        object.__setattr__(sampler, "residual_names", names)
+        assign(sampler, residual_names=names)
 
 
 def _settle_count(sampler: Any, name: str, most: int) -> None:
     number = validation.whole_number(getattr(sampler, name), name, most + 1, start=1)
-    object.__setattr__(sampler, name, number)
+    assign(sampler, **{name: number})
 
 
 def _description(sampler: Any) -> dict[str, Any]:

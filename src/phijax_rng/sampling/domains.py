@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling import rows
 from phijax_rng.sampling.pools import as_fields
 
@@ -54,12 +56,10 @@ class UniformDomainSampler:
     def __post_init__(self) -> None:
         dtype = _checked_dtype(self.dtype)
         bounds = exact_math.checked_bounds(self.bounds, "bounds", dtype)
-        object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "bounds", bounds)
-        object.__setattr__(self, "templates", _held_templates(self.templates))
+        assign(self, dtype=dtype, bounds=bounds, templates=_held_templates(self.templates))
         if self.sort_axis is not None:
             axis = validation.whole_number(self.sort_axis, "sort_axis", len(bounds))
-            object.__setattr__(self, "sort_axis", axis)
+            assign(self, sort_axis=axis)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
@@ -154,13 +154,12 @@ class SpaceTimeSampler:
         dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", mend)
         validation.flag(self.replace, "replace")
         validation.one_of(self.method, "method", rows.METHODS)
-        object.__setattr__(self, "fields", fields)
-        object.__setattr__(self, "time_axis", time_axis)
+        assign(self, fields=fields, time_axis=time_axis)
         bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", dtype)
-        object.__setattr__(self, "time_bounds", bounds[0])
+        assign(self, time_bounds=bounds[0])
         if self.sort_axis is not None:
             axis = rows.checked_axis(self.sort_axis, "sort_axis", fields)
-            object.__setattr__(self, "sort_axis", axis)
+            assign(self, sort_axis=axis)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
@@ -220,12 +219,16 @@ def _checked_dtype(
         return np.dtype(np.float32)
     if found == np.float64 and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return np.dtype(np.float64)
-    raise ValueError(f"{name} must be float32, or float64 with jax_enable_x64 on, got {dtype!r}. {mend}")
+    raise ValueError(
+        f"{name} must be float32, or float64 with jax_enable_x64 on, got {formatted(dtype)}. {mend}"
+    )
 
 
 def _held_templates(templates: Any) -> dict[str, Any]:
     if not isinstance(templates, Mapping):
-        raise TypeError(f"templates must be a mapping, got {templates!r}. Pass a dict from field to one row.")
+        raise TypeError(
+            f"templates must be a mapping, got {formatted(templates)}. Pass a dict from field to one row."
+        )
     if "inputs" in templates:
         raise ValueError(
             "templates must not hold 'inputs', which are the points themselves. Rename the field."

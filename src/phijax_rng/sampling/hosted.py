@@ -21,7 +21,9 @@ import jax
 import numpy as np
 
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.protocols import INDEX, StepSampler
 from phijax_rng.sampling.rows import (
     METHODS,
@@ -113,13 +115,13 @@ class HostedRowSampler(_Fetched):
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, (RandomRowSampler, ShuffledRowSampler, WeightedRowSampler)):
             raise TypeError(
-                f"sampler must be a sampler of rows of a pool, got {self.sampler!r}. "
+                f"sampler must be a sampler of rows of a pool, got {formatted(self.sampler)}. "
                 "Pass a RandomRowSampler, ShuffledRowSampler or WeightedRowSampler."
             )
         on_host = jax.tree.map(
             lambda array: np.asarray(array) if isinstance(array, jax.Array) else array, self.sampler.fields
         )
-        object.__setattr__(self, "sampler", _with_fields(self.sampler, on_host))
+        assign(self, sampler=_with_fields(self.sampler, on_host))
 
     def gather(self, index: np.ndarray[Any, Any]) -> Rows:
         """The rows with these numbers, in the dtypes that JAX would give them."""
@@ -163,13 +165,13 @@ class DatasetSampler(_Fetched):
     sampler: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", self._numbers())
+        assign(self, sampler=self._numbers())
         self.gather(np.zeros(1, np.int32))
 
     def _numbers(self) -> Any:
         if not is_dataset(self.dataset):
             raise TypeError(
-                f"dataset must offer len(dataset) and dataset[i], got {self.dataset!r}. "
+                f"dataset must offer len(dataset) and dataset[i], got {formatted(self.dataset)}. "
                 "Wrap an iterable in an IterableSource."
             )
         validation.one_of(self.order, "order", ORDERS)
@@ -296,14 +298,14 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
         fields = {"inputs": element}
     if not fields:
         raise ValueError(
-            f"dataset[{number}] must have at least one field, got {element!r}. Name what it holds."
+            f"dataset[{number}] must have at least one field, got {formatted(element)}. Name what it holds."
         )
     held = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
     for path, leaf in jax.tree_util.tree_leaves_with_path(held):
         if leaf.dtype.kind not in "biufcV":
             where = jax.tree_util.keystr(path)
             raise TypeError(
-                f"dataset[{number}]{where} must hold numbers, got dtype {leaf.dtype} ({element!r:.60}). "
+                f"dataset[{number}]{where} must hold numbers, got dtype {leaf.dtype} ({formatted(element)}). "
                 "Map the dataset to arrays, and filter it before it is numbered."
             )
     return held
@@ -311,7 +313,7 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
 
 def _with_fields(sampler: Any, fields: Any) -> Any:
     other = copy.copy(sampler)
-    object.__setattr__(other, "fields", fields)
+    assign(other, fields=fields)
     return other
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng._base.validation import formatted
 
 # The feed draws up to three stacks, of 64 steps or 64 MiB, ahead of what a save asks for.
 _KEPT = 256
@@ -41,9 +42,11 @@ class IterableSource:
     def __init__(self, iterable: Iterable[Any], *, on_resume: str = "skip"):
         scalar = isinstance(iterable, (str, bytes)) or getattr(iterable, "shape", None) == ()
         if not isinstance(iterable, Iterable) or scalar:
-            raise TypeError(f"iterable must give batches one by one, got {iterable!r}. Pass an iterable.")
+            raise TypeError(
+                f"iterable must give batches one by one, got {formatted(iterable)}. Pass an iterable."
+            )
         if _is_empty(iterable):
-            raise ValueError(f"iterable must give at least one batch, got {iterable!r}. Fill it.")
+            raise ValueError(f"iterable must give at least one batch, got {formatted(iterable)}. Fill it.")
         self.iterable = iterable
         self.on_resume = validation.one_of(on_resume, "on_resume", ("skip", "refuse"))
         self._iterator: Iterator[Any] | None = None
@@ -94,7 +97,7 @@ class IterableSource:
         except StopIteration:
             if not self._next:
                 raise ValueError(
-                    f"the source is an iterable that gave no batch, got {self.iterable!r}. "
+                    f"the source is an iterable that gave no batch, got {formatted(self.iterable)}. "
                     "Fill it, or pass one that can be begun anew if it has been read before."
                 ) from None
             raise ValueError(

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng._base.frozen import assign
+from phijax_rng._base.validation import formatted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class HostPool:
             value = getattr(self, name)
             if name == "inputs" or value is not None:
                 held = _held_aux(value) if name == "aux" else _held(value, name)
-                object.__setattr__(self, name, held)
+                assign(self, **{name: held})
         _check_equally_many(self.fields())
 
     @property
@@ -90,7 +92,7 @@ def _held_aux(aux: Any) -> dict[str, Any]:
 
 def _held(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
-        raise TypeError(f"{name} must be an array, got {value!r}. Put named extras into aux.")
+        raise TypeError(f"{name} must be an array, got {formatted(value)}. Put named extras into aux.")
     if hasattr(value, "block_until_ready"):
         return _check_array(value, name)
     if not _is_lazy(value):

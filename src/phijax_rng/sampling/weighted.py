@@ -209,8 +209,7 @@ def check(weights: Any, name: str, n: int | None = None) -> np.ndarray[Any, Any]
     if bad.size:
         first = int(bad[0])
         raise ValueError(
-            f"{name}[{first}] must be finite and not negative, got {array[first].item()!r}. "
-            "Use 0 for a row that must not be drawn."
+            f"{name}[{first}] must be finite and not negative. Use 0 for a row that must not be drawn."
         )
     if not np.any(array > 0):
         raise ValueError(

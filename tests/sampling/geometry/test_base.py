@@ -353,7 +353,7 @@ REFUSED = {
     "edges of an interval": (
         lambda: BoxEdges([(0, 1)]),
         ValueError,
-        "bounds must have two axes or more for two faces to meet, got [[0.0, 1.0]]. "
+        "bounds must have two axes or more for two faces to meet, got one. "
         "Use BoxFaces for the ends of an interval.",
     ),
     "a center that is a word": (

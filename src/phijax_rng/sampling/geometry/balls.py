@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import GeometrySampler
 
 
@@ -28,8 +30,11 @@ class _Round(GeometrySampler):
     radius: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "center", validation.finite_float32(self.center, "center", (None,)))
-        object.__setattr__(self, "radius", _checked_radius(self.radius))
+        assign(
+            self,
+            center=validation.finite_float32(self.center, "center", (None,)),
+            radius=_checked_radius(self.radius),
+        )
 
     @property
     def num_axes(self) -> int:
@@ -148,5 +153,5 @@ def _unit_ball(num_axes: int) -> float:
 def _checked_radius(radius: Any) -> np.ndarray[Any, Any]:
     held = validation.finite_float32(radius, "radius", ())
     if not held > 0:
-        raise ValueError(f"radius must be positive in float32, got {radius!r}. Pass more than 0.")
+        raise ValueError(f"radius must be positive in float32, got {formatted(radius)}. Pass more than 0.")
     return held

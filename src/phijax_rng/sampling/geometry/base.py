@@ -21,6 +21,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
+from phijax_rng._base.validation import formatted
 
 
 @runtime_checkable
@@ -73,7 +74,8 @@ def checked(value: Any, name: str) -> Geometry:
     """`value`, if it is a geometry whose arrays a program can take as arguments."""
     if not isinstance(value, Geometry) or jax.tree_util.all_leaves([value]):
         raise TypeError(
-            f"{name} must be a geometry, registered as a pytree, got {value!r}. Pass for example a Box."
+            f"{name} must be a geometry, registered as a pytree, got {formatted(value)}. "
+            "Pass for example a Box."
         )
     return value
 

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import GeometrySampler
 
 _FLOAT32 = np.dtype(np.float32)
@@ -57,7 +59,7 @@ class Box(_Bounded):
     bounds: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bounds", exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32))
+        assign(self, bounds=exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32))
 
     num_uniforms = num_dimensions = _Bounded.num_axes
 
@@ -103,10 +105,9 @@ class BoxFaces(_Bounded):
 
     def __post_init__(self) -> None:
         bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
-        object.__setattr__(self, "bounds", bounds)
-        object.__setattr__(self, "faces", _checked_faces(self.faces, len(bounds)))
+        assign(self, bounds=bounds, faces=_checked_faces(self.faces, len(bounds)))
         areas = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        object.__setattr__(self, "shares", exact_math.cumulative_shares(areas))
+        assign(self, shares=exact_math.cumulative_shares(areas))
 
     def _patterns(self) -> np.ndarray[Any, Any]:
         assert self.faces is not None
@@ -158,12 +159,12 @@ class BoxEdges(_Bounded):
         bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
         if len(bounds) == 1:
             raise ValueError(
-                f"bounds must have two axes or more for two faces to meet, got {bounds.tolist()!r}. "
+                "bounds must have two axes or more for two faces to meet, got one. "
                 "Use BoxFaces for the ends of an interval."
             )
-        object.__setattr__(self, "bounds", bounds)
+        assign(self, bounds=bounds)
         lengths = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        object.__setattr__(self, "shares", exact_math.cumulative_shares(lengths))
+        assign(self, shares=exact_math.cumulative_shares(lengths))
 
     def _edges(self) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
         for first, second in itertools.combinations(range(self.num_axes), 2):
@@ -228,15 +229,20 @@ def _checked_faces(faces: Any, num_axes: int) -> tuple[tuple[int, str], ...]:
     if faces is None:
         return tuple(itertools.product(range(num_axes), _SIDES))
     if isinstance(faces, str) or not isinstance(faces, Sequence):
-        raise TypeError(f"faces must be pairs (axis, side), got {faces!r}. Pass for example ((0, 'low'),).")
+        raise TypeError(
+            f"faces must be pairs (axis, side), got {formatted(faces)}. Pass for example ((0, 'low'),)."
+        )
     checked: list[tuple[int, str]] = []
     for index, face in enumerate(faces):
         if not isinstance(face, (tuple, list)) or len(face) != 2:
             raise TypeError(
-                f"faces[{index}] must be a pair (axis, side), got {face!r}. Pass for example (0, 'low')."
+                f"faces[{index}] must be a pair (axis, side), got {formatted(face)}. "
+                "Pass for example (0, 'low')."
             )
         axis = validation.whole_number(face[0], f"faces[{index}][0]", num_axes)
         checked.append((axis, validation.one_of(face[1], f"faces[{index}][1]", _SIDES)))
     if not checked or len(set(checked)) != len(checked):
-        raise ValueError(f"faces must be distinct, at least one, got {faces!r}. Name each face once.")
+        raise ValueError(
+            f"faces must be distinct, at least one, got {formatted(faces)}. Name each face once."
+        )
     return tuple(checked)

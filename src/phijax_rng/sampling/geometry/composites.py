@@ -23,7 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
+from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import Geometry, GeometrySampler, checked, contents
 
 _FLOAT32 = np.dtype(np.float32)
@@ -57,13 +59,13 @@ class Union(GeometrySampler):
 
     def __post_init__(self) -> None:
         if isinstance(self.parts, str) or not isinstance(self.parts, Sequence) or not self.parts:
-            raise TypeError(f"parts must be geometries, at least one, got {self.parts!r}. Pass a tuple.")
+            raise TypeError(
+                f"parts must be geometries, at least one, got {formatted(self.parts)}. Pass a tuple."
+            )
         parts = tuple(checked(part, f"parts[{index}]") for index, part in enumerate(self.parts))
         _require_alike(parts)
         weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "weights", tuple(weights))
-        object.__setattr__(self, "shares", exact_math.cumulative_shares(weights))
+        assign(self, parts=parts, weights=tuple(weights), shares=exact_math.cumulative_shares(weights))
 
     @property
     def num_axes(self) -> int:
@@ -125,8 +127,7 @@ class SpaceTimeCylinder(GeometrySampler):
         space = checked(self.space, "space")
         bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
         axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
-        object.__setattr__(self, "time_bounds", bounds)
-        object.__setattr__(self, "time_axis", axis)
+        assign(self, time_bounds=bounds, time_axis=axis)
 
     @property
     def num_axes(self) -> int:
@@ -183,8 +184,7 @@ class InitialSlab(GeometrySampler):
     def __post_init__(self) -> None:
         space = checked(self.space, "space")
         axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
-        object.__setattr__(self, "time", validation.finite_float32(self.time, "time", ()))
-        object.__setattr__(self, "time_axis", axis)
+        assign(self, time=validation.finite_float32(self.time, "time", ()), time_axis=axis)
 
     @property
     def num_axes(self) -> int:
@@ -266,6 +266,7 @@ def _checked_weights(weights: Any, count: int) -> list[float]:
     held = validation.finite_float32(weights, "weights", (count,))
     if (held < 0).any() or not held.any():
         raise ValueError(
-            f"weights must be non-negative and not all zero, got {weights!r}. Mend them, or drop the part."
+            f"weights must be non-negative and not all zero, got {formatted(weights)}. "
+            "Mend them, or drop the part."
         )
     return [float(weight) for weight in held]
