@@ -1,7 +1,7 @@
-"""Draws docs/images/shuffle-evidence.svg: what a number of rounds of the shuffle leaves to be seen.
+"""Draws docs/images/shuffle-evidence.svg: how the quality of the shuffle depends on its number of rounds.
 
-Run it from the root of the repository: `python docs/_plots/shuffle_evidence.py`. It prints the numbers of the
-page as well. The numbers come from fixed keys, so that a second run draws the same figure.
+Run it from the root of the repository: `python docs/_plots/shuffle_evidence.py`. It also prints the numbers of the
+page. The numbers come from fixed keys, so a second run draws the same figure.
 """
 
 import functools
