@@ -77,8 +77,8 @@ BROKEN = {
     "momentum": "resumed at step 3, at step 9: ['m']: 3 of 3 elements differ; the first at [0]: ",
     "step": "resumed at step 3, at step 9: ['m']: 3 of 3 elements differ; the first at [0]: ",
     "restore": (
-        "a job that finds the checkpoint of step 6 and is asked for step 3 returned the state of step 3: it "
-        "began again at step 0. Restore the checkpoint in make_run."
+        "a job that finds the checkpoint of step 6 and runs to step 3 returned the state of step 3: it "
+        "started again at step 0. Restore the checkpoint in make_run."
     ),
     "save": (
         "run(3) left no file in its directory, so there is nothing to resume from. "
@@ -174,10 +174,10 @@ def test_a_fixed_source_that_says_so_passes() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Counting(), "asked for step 100 again, after later ones: ['x']: 1 of 1 elements differ"),
-        (lambda step: np.ones(2), "steps 0 and 1 give the same batch. Draw from the step, or say that"),
-        (lambda step: np.ones(2) * (step if type(step) is int else 0), "asked for step 1 as np.int32: "),
-        (Frozen(), "asked for step 1 inside jax.jit: ['x']: 1 of 1 elements differ"),
+        (Counting(), "step 100 again, after later ones: ['x']: 1 of 1 elements differ"),
+        (lambda step: np.ones(2), "steps 0 and 1 give the same batch. Draw from the step, or state that"),
+        (lambda step: np.ones(2) * (step if type(step) is int else 0), "step 1 as np.int32: "),
+        (Frozen(), "step 1 inside jax.jit: ['x']: 1 of 1 elements differ"),
     ],
     ids=["counts its calls", "fixed", "reads the type", "differs when traced"],
 )
@@ -222,7 +222,7 @@ def test_rows_that_differ_and_rows_that_do_not() -> None:
     testing.assert_rows_differ(np.asarray([0.0, -0.0]))
     with pytest.raises(AssertionError) as failure:
         testing.assert_rows_differ(jnp.asarray([[1, 2], [3, 4], [1, 2]]))
-    assert str(failure.value) == "rows 0 and 2 are the same. Give each row a key of its own."
+    assert str(failure.value) == "rows 0 and 2 are the same. Give each row another key."
     with pytest.raises(AssertionError, match="x must have two rows to compare, got 1"):
         testing.assert_rows_differ(jnp.ones((1, 2)))
     with pytest.raises(AssertionError, match=r"one leading axis of rows, got \(\)"):
@@ -312,7 +312,7 @@ TESTS = """
                 (open(directory + "/x", "w")).close()
                 return until
             return run
-        with pytest.raises(AssertionError, match="began again at step 0"):
+        with pytest.raises(AssertionError, match="started again at step 0"):
             resume_exact(make_run, 6)
 """
 

@@ -1,8 +1,8 @@
 """Assertions for tests of anything random in JAX: loops, sources, samplers, models.
 
-None of them needs another part of this package; a loop in plain Optax, Flax or Equinox is tested as it is.
-Each raises `AssertionError` with what was found and where. Floats are compared bit by bit, unless a
-tolerance in ulp is part of the call.
+None of them needs another part of this package; a loop in plain Optax, Flax or Equinox needs no change.
+Each raises an `AssertionError` that says what differs and where. Floats are compared bit by bit, unless the
+call has a tolerance in ulp.
 
     assert_resume_exact(make_run, steps=20)      a killed and resumed run ends in the same bits
     assert_step_addressable(source)              a batch depends on its step alone
@@ -43,14 +43,13 @@ def assert_resume_exact(
 ) -> None:
     """A run that is stopped and started again ends in the same bits as one that is not.
 
-    `make_run(directory)` stands for the start of a job: it makes model, optimizer and data from scratch and
-    restores whatever checkpoint lies in `directory`. The `run(until)` that it returns trains up to that step,
-    leaves a checkpoint in `directory`, and returns the state, any pytree. It is called once for each job.
+    `make_run(directory)` is the start of a job: it makes model, optimizer and data from scratch and restores
+    the checkpoint in `directory`, if there is one. The `run(until)` that it returns trains up to that step,
+    saves a checkpoint in `directory`, and returns the state, any pytree. It is called once for each job.
 
-    Checked are, with real files: a stop at every cut; a resume of a resume, through all cuts; and
-    two controls, without which the comparison would prove nothing. A job that finds a checkpoint must not
-    begin at step 0; and a state that was resumed from the previous cut in place of the right one must be
-    told from the right one.
+    The check uses real files: a stop at every cut; a resume of a resume, through all cuts; and two controls,
+    without which the comparison would prove nothing. A job that finds a checkpoint must not start at step 0;
+    and a state that was resumed from the previous cut must differ from one resumed from the right cut.
 
     Args:
         make_run: see above.
@@ -74,7 +73,7 @@ def assert_resume_exact(
             _require_files(folders[cut], cut)
         _require_moving(states, stops)
         _require_resumes(make_run, root, folders, states, stops)
-        _require_told_apart(make_run, root, folders, stops, steps=steps, whole=whole)
+        _require_distinguished(make_run, root, folders, stops, steps=steps, whole=whole)
         for cut in stops:
             resumed = make_run(_copy(folders[cut], root / f"resumed-{cut}"))(steps)
             _require_equal(resumed, whole, f"resumed at step {cut}, at step {steps}")
@@ -86,38 +85,38 @@ def assert_resume_exact(
 
 
 def assert_step_addressable(source: Callable[[Any], Any], steps: Iterable[int] = (0, 1, 2, 7, 100)) -> None:
-    """The batch of a step depends on the step alone: not on the order, nor on what was asked before.
+    """The batch of a step depends on the step alone: not on the order of calls, nor on earlier calls.
 
-    A source with the attribute `traceable = True` is asked inside `jax.jit` as well. Steps must give
-    different batches, unless the source says `fixed = True`.
+    A source with the attribute `traceable = True` is called inside `jax.jit` as well. Steps must give
+    different batches, unless the source has `fixed = True`.
 
     Args:
         source: `source(step) -> batch`, any pytree of arrays.
-        steps: which steps to ask for, at least two.
+        steps: which steps to draw, at least two.
 
     Raises:
         AssertionError: with the step and the first leaf that differs.
     """
     __tracebackhide__ = True
-    asked = tuple(steps)
-    if len(set(asked)) < 2:
-        raise ValueError(f"steps must be at least two different ones, got {asked!r}. Nothing would be shown.")
-    first = {step: _on_host(source(step)) for step in asked}
-    for step in reversed(asked):
-        _require_equal(_on_host(source(step)), first[step], f"asked for step {step} again, after later ones")
-    for step in asked:
-        _require_equal(_on_host(source(np.int32(step))), first[step], f"asked for step {step} as np.int32")
+    chosen = tuple(steps)
+    if len(set(chosen)) < 2:
+        raise ValueError(f"steps must be at least two different ones, got {chosen!r}. Pass two or more.")
+    first = {step: _on_host(source(step)) for step in chosen}
+    for step in reversed(chosen):
+        _require_equal(_on_host(source(step)), first[step], f"step {step} again, after later ones")
+    for step in chosen:
+        _require_equal(_on_host(source(np.int32(step))), first[step], f"step {step} as np.int32")
     if getattr(source, "traceable", False):
         traced = jax.jit(functools.partial(source))
-        for step in asked:
-            _require_equal(_on_host(traced(step)), first[step], f"asked for step {step} inside jax.jit")
+        for step in chosen:
+            _require_equal(_on_host(traced(step)), first[step], f"step {step} inside jax.jit")
     if getattr(source, "fixed", False):
         return
-    for one, other in itertools.combinations(asked, 2):
+    for one, other in itertools.combinations(chosen, 2):
         if first_difference(first[one], first[other]) is None:
             raise AssertionError(
                 f"steps {one} and {other} give the same batch. Draw from the step, "
-                "or say that it is meant with an attribute fixed = True."
+                "or state that it is meant with an attribute fixed = True."
             )
 
 
@@ -160,9 +159,7 @@ def assert_rows_differ(x: Any) -> None:
     for index in range(len(leaves[0])):
         bits = b"".join(np.ascontiguousarray(leaf[index]).tobytes() for leaf in leaves)
         if bits in seen:
-            raise AssertionError(
-                f"rows {seen[bits]} and {index} are the same. Give each row a key of its own."
-            )
+            raise AssertionError(f"rows {seen[bits]} and {index} are the same. Give each row another key.")
         seen[bits] = index
 
 
@@ -181,7 +178,7 @@ def assert_no_key_reuse(
         The report; `report.result` is what `fn` returned.
 
     Raises:
-        AssertionError: with every finding, its lines and the mend.
+        AssertionError: with every finding, its lines and the fix.
     """
     __tracebackhide__ = True
     report = audit(fn, *args, names=names, allow=allow)
@@ -248,7 +245,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _on_host(tree: Any) -> Any:
-    """The same tree with NumPy arrays, keys as records of their words."""
+    """The same tree with NumPy arrays, keys as records of their uint32 words."""
 
     def leaf(value: Any) -> Any:
         if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -269,7 +266,7 @@ def _bits(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _ulps(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How many floats lie between two; enormous between NaN and a number."""
+    """How many floats are between two; enormous between NaN and a number."""
     sides = []
     for side in (one, other):
         bits = _bits(side).astype(object)  # Python's integers do not overflow
@@ -310,24 +307,24 @@ def _brief(value: Any) -> str:
 def _require_resumes(
     make_run: MakeRun, root: Path, folders: Any, states: Any, stops: tuple[int, ...]
 ) -> None:
-    """A job that finds the checkpoint of the last cut must not train its way to an earlier one again."""
+    """A job that finds the checkpoint of the last cut must not train to an earlier one again."""
     early, late = stops[0], stops[-1]
     probe = _copy(folders[late], root / "probe")
     try:
         state = make_run(probe)(early)
-    except Exception:  # refusing to go back is one way to have seen the checkpoint
+    except Exception:  # an error on the way back shows that the job has seen the checkpoint
         return
     if first_difference(state, states[early]) is None:
         raise AssertionError(
-            f"a job that finds the checkpoint of step {late} and is asked for step {early} returned the "
-            f"state of step {early}: it began again at step 0. Restore the checkpoint in make_run."
+            f"a job that finds the checkpoint of step {late} and runs to step {early} returned the "
+            f"state of step {early}: it started again at step 0. Restore the checkpoint in make_run."
         )
 
 
-def _require_told_apart(
+def _require_distinguished(
     make_run: MakeRun, root: Path, folders: Any, stops: tuple[int, ...], *, steps: int, whole: Any
 ) -> None:
-    """The control: as many updates as the honest resume makes, from the cut before, must not look right."""
+    """The control: as many updates as the right resume makes, from the cut before, give another state."""
     early, late = stops[0], stops[-1]
     wrong = make_run(_copy(folders[early], root / "control"))(steps - (late - early))
     if first_difference(wrong, whole) is None:

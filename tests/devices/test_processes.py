@@ -188,6 +188,6 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(tmp_path):
     saved = Checkpoints(tmp_path / "run").latest_step
     assert saved in {20, 40}, os.listdir(tmp_path / "run")
     first, second = _pair.run_pair(_pair.long_run, tmp_path / "run", 50)
-    assert f"going on from step {saved}" in first and "going on" not in second
+    assert f"continuing from step {saved}" in first and "continuing" not in second
     last = [output.splitlines()[-1] for output in (first, second)]
     assert last == ["done 50 the bits of an uninterrupted run"] * 2

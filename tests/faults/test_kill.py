@@ -80,7 +80,7 @@ def test_a_signal_ends_a_process_with_a_checkpoint_where_it_stopped(
         assert child.wait(timeout=60) == code, lines
     (step,) = Checkpoints(tmp_path).steps[-1:]
     assert f"step {step} is saved in {tmp_path}" in lines
-    assert any(f"{number.name}: stopping at the next look" in line for line in lines)
+    assert any(f"{number.name}: stopping after this chunk" in line for line in lines)
     if last_word is not None:
         assert lines[-1] == f"{last_word} {step}"
     require_uninterrupted(tmp_path, step)

@@ -106,21 +106,21 @@ def test_a_run_starts_where_its_words_say(runs, held, words, expected):
             "own",
             {},
             RunExistsError,
-            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "{runs}/own has a run at step 20, and this call would start a fresh one. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
         ),
         (
             "own",
             {"ckpt_path": "other"},
             RunExistsError,
-            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "{runs}/own has a run at step 20, and this call would start a fresh one. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
         ),
         (
             "own",
             {"ckpt_path": "other", "weights_only": True},
             RunExistsError,
-            "{runs}/own holds a run at step 20, and a fresh one was asked for. "
+            "{runs}/own has a run at step 20, and this call would start a fresh one. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
         ),
         (
@@ -148,14 +148,14 @@ def test_a_run_starts_where_its_words_say(runs, held, words, expected):
             "own",
             {"resume": True, "ckpt_path": "other"},
             ValueError,
-            "resume=True continues the trainer's own run and ckpt_path='{runs}/other' names another. "
-            "Pass resume='auto' to start from the other and continue the own one from then on.",
+            "resume=True continues this trainer's run and ckpt_path='{runs}/other' names another. "
+            "Pass resume='auto' to start from the other run and continue this one from then on.",
         ),
         (
             "own",
             {"resume": "auto", "ckpt_path": "last"},
             ValueError,
-            "ckpt_path='last' demands a checkpoint and resume='auto' does without; "
+            "ckpt_path='last' needs a checkpoint and resume='auto' works without one; "
             "they contradict each other. Pass one of them.",
         ),
         (
@@ -176,7 +176,7 @@ def test_a_run_starts_where_its_words_say(runs, held, words, expected):
             "absent",
             {"ckpt_step": 10},
             ValueError,
-            "ckpt_step=10 names a step of no run. Pass resume=True or ckpt_path too.",
+            "ckpt_step=10 needs a run. Pass resume=True or ckpt_path too.",
         ),
         (
             "absent",

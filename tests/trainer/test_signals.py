@@ -16,7 +16,7 @@ def test_a_signal_sets_a_flag_and_raises_nothing(number, caplog):
         assert signals.received is None
         signal.raise_signal(number)
         assert signals.received is number
-    assert [record.getMessage() for record in caplog.records] == [f"{number.name}: stopping at the next look"]
+    assert [record.getMessage() for record in caplog.records] == [f"{number.name}: stopping after this chunk"]
     assert caplog.records[0].levelno == logging.WARNING
 
 
@@ -41,8 +41,8 @@ def test_a_second_sigint_is_raised_and_names_the_save_that_stands():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: no checkpoint was saved$"):
             signal.raise_signal(signal.SIGINT)
-        signals.describe_save = lambda: "the checkpoint at step 7 in /run stands"
-        message = "interrupted twice: the checkpoint at step 7 in /run stands"
+        signals.describe_save = lambda: "the newest checkpoint is step 7 in /run"
+        message = "interrupted twice: the newest checkpoint is step 7 in /run"
         with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(message)}$"):
             signal.raise_signal(signal.SIGINT)
         assert signals.received is signal.SIGINT

@@ -189,7 +189,7 @@ def test_a_run_that_is_past_max_steps_is_left_as_it_is(tmp_path):
 def test_a_fresh_run_into_the_directory_of_another_is_refused(tmp_path):
     fit(10, tmp_path)
     message = (
-        f"{tmp_path} holds a run at step 10, and a fresh one was asked for. "
+        f"{tmp_path} has a run at step 10, and this call would start a fresh one. "
         "Pass resume='auto' to continue it, another directory to keep both, or delete it."
     )
     with pytest.raises(RunExistsError, match=f"^{re.escape(message)}$"):
@@ -299,7 +299,7 @@ def test_a_run_that_would_draw_otherwise_is_not_continued(tmp_path, change, repo
     fit(10, tmp_path, saves={"every_n_steps": 5})
     message = (
         f"resuming at step 5 changes the run:\n{report}\n"
-        "Undo the change, pass on_change='warn' to go on with it, or start a fresh run."
+        "Undo the change, pass on_change='warn' to continue with it, or start a fresh run."
     )
     with pytest.raises(RunChangedError) as caught:
         fit(20, tmp_path, resume=True, ckpt_step=5, **change)
@@ -520,7 +520,7 @@ def test_a_run_that_goes_on_says_once_that_it_is_non_finite(caplog, policy):
     result = fit(30, problem=DIVERGING, trainer={"on_nonfinite": policy, "chunk_size": 4})
     assert result.iterations == 30
     assert [record.getMessage() for record in caplog.records] == [
-        f"training became non-finite at step {caught.value.step} (fit) and goes on as on_nonfinite asks; "
+        f"training became non-finite at step {caught.value.step} (fit) and continues, as on_nonfinite says; "
         f"its batch is source({caught.value.step})"
     ]
     assert np.isfinite(result.state.model_state["w"]).all() == (policy == "skip")
@@ -575,7 +575,8 @@ def test_a_run_that_goes_on_says_step_and_term(caplog, policy):
     planted = dataclasses.replace(HEAT, datamodule=Planted(5))
     fit(8, problem=planted, trainer={"on_nonfinite": policy})
     assert [record.getMessage() for record in caplog.records] == [
-        "training became non-finite at step 5 (pde) and goes on as on_nonfinite asks; its batch is source(5)"
+        "training became non-finite at step 5 (pde) and continues, as on_nonfinite says; "
+        "its batch is source(5)"
     ]
 
 
@@ -646,7 +647,7 @@ def test_sigterm_returns_where_it_is_asked_to(monkeypatch, tmp_path):
 
 
 def test_a_second_sigint_names_the_save_that_stands(monkeypatch, tmp_path):
-    message = f"interrupted twice: the checkpoint at step 5 in {tmp_path} stands"
+    message = f"interrupted twice: the newest checkpoint is step 5 in {tmp_path}"
     with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(message)}$"):
         signalled(monkeypatch, tmp_path, 7, signal.SIGINT, signal.SIGINT)
     assert 5 in steps(tmp_path)
@@ -655,7 +656,7 @@ def test_a_second_sigint_names_the_save_that_stands(monkeypatch, tmp_path):
 
 def test_a_second_sigint_ends_a_run_that_a_sigterm_stops(monkeypatch, tmp_path):
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: the checkpoint at step 5 in "):
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted twice: the newest checkpoint is step 5 in "):
         signalled(monkeypatch, tmp_path, 7, *numbers)
     assert_trees_bitwise_equal(fit(20, tmp_path, resume="auto").state, HEAT.run(20))
 

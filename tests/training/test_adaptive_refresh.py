@@ -339,7 +339,7 @@ def test_a_source_that_is_asked_on_the_host_is_refused():
             MODULE, state, optimizer=PROBLEM.optimizer, source=OnTheHost(samplers())
         )
     assert str(caught.value) == (
-        "samplers['pde'] follows residuals, and its source is asked on the host, ahead of the residuals. "
+        "samplers['pde'] follows residuals, and its source is called on the host, ahead of the residuals. "
         "Draw it inside the loop: from a NamedBatchSource, or a traceable source."
     )
 

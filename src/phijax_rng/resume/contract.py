@@ -1,15 +1,15 @@
-"""What must not change between a save and a resume, and which guarantee falls when it does.
+"""What must not change between a save and a resume, and which guarantee is lost when it does.
 
-A contract is plain data, kept as canonical JSON with its own SHA-256 beside the state:
+A contract is plain data, stored as canonical JSON with its own SHA-256 beside the state:
 
     schema, derivation             how to read the rest
     keys       root sampling balancer source   fingerprints; root is null where it is not known
     source     kind, samplers in order         names, kinds, sizes, dtypes, options
     contents   sampler name -> digest          what is in the pools
-    canary     digest of the next batch        drawn again on a resume
+    canary     digest of the next batch        drawn again at a resume
     training   module losses balancer optimizer on_nonfinite program
-    versions settings machine                  what moves numbers and is not in the user's code
-    run        id, parent step, origin, changes: carried, never compared
+    versions settings machine                  what changes numbers and is not in the user's code
+    run        id, parent step, origin, changes: stored, never compared
 
 `compare` names every difference with both values and the guarantee that survives it:
 
@@ -33,15 +33,17 @@ from phijax_rng.checkpoints.document import SCHEMA
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 
 DERIVATION = "seed-split4-fold-split/1"
-"""Names the derivation of keys; another name means that the same seed draws other numbers."""
+"""The derivation of keys from a seed; under another name the same seed draws other numbers."""
 
 LEVELS = ("exact", "rounding", "batches", "keys", "none")
-"""What still holds after a change, from everything to nothing."""
+"""What is still guaranteed after a change, from everything to nothing."""
 
 REFUSED_LEVELS = ("keys", "none")
-"""Levels at which a resume is refused unless `on_change="warn"`."""
+"""Levels at which a resume raises unless `on_change="warn"`."""
 
-# The first prefix that fits a setting's path decides what survives its change.
+# The first prefix that fits a setting's path decides what survives its change, so a rule for one setting
+# comes before the rule for its group. `jax_threefry_partitionable` gives other numbers for the same key; the
+# settings of precision, of `jit` and of XLA leave every draw alone and round differently.
 _SURVIVES = (
     ("schema", "none"),
     ("derivation", "none"),
@@ -59,8 +61,8 @@ _SURVIVES = (
     ("machine.", "rounding"),
 )
 
-# The same program has another text when one of these changes, so that a changed learning rate or
-# loss cannot be told from the change itself.
+# The text of an unchanged program differs when one of these changes, so its digest cannot show whether a
+# learning rate or a loss changed as well.
 _MOVES_PROGRAM = (
     *("versions.jax", "settings.jax", "machine.platform", "source"),
     *("machine.devices", "machine.processes", "machine.mesh", "machine.shardings"),
@@ -72,7 +74,8 @@ _HINTS = {"training.program": " (another learning rate, loss, model or captured 
 _ABSENT = "(absent)"
 _UNKNOWN = (None, _ABSENT)
 
-# A state may come without its root, a save before the program is compiled, a source end with the run.
+# Unknown on one side: `fit_state` gets a state without its root; a save while compiling has no program yet;
+# a source may end with the run and give no canary. None of these is a change.
 _MAY_BE_UNKNOWN = ("keys.root", "keys.source", "training.losses", "training.program", "canary")
 
 
@@ -84,7 +87,7 @@ class Difference:
         setting: dotted path in the contract, samplers by name: `source.samplers.pde.size`.
         saved: its value in the checkpoint.
         current: its value in this run.
-        survives: the level that still holds, one of `LEVELS`.
+        survives: what is still guaranteed, one of `LEVELS`.
     """
 
     setting: str
@@ -93,7 +96,7 @@ class Difference:
     survives: str
 
     def __str__(self) -> str:
-        both = f"{_shown(self.saved)} in the checkpoint, {_shown(self.current)} in this run"
+        both = f"{_formatted(self.saved)} in the checkpoint, {_formatted(self.current)} in this run"
         return f"{self.setting}: {both}{_HINTS.get(self.setting, '')}"
 
 
@@ -106,15 +109,13 @@ def build(
     training: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The contract of a run, as plain data that JSON can hold.
-
-    Contents, canary, program and lineage are added by who computes them.
+    """The contract of a run, as plain data for JSON; without contents, canary, program and lineage.
 
     Args:
         root: the root key, or `None` where only the streams are known.
         sampling_key: typed key of shape `()`.
         balancer_key: typed key of shape `()`.
-        source: the batch source; its `describe()` is asked where it has one.
+        source: the batch source, described by its `describe()` where it has one.
         training: what decides the update: module, losses, balancer, optimizer, on_nonfinite.
         environment: from `environment.describe`.
     """
@@ -135,11 +136,11 @@ def build(
 
 
 def _own_key(source: AdaptedSource) -> dict[str, str]:
-    """The key that the source itself draws from, where it shows one."""
+    """The key that the source itself draws from, where it has the attribute."""
     return {} if source.key is None else {"source": keys.fingerprint(source.key)}
 
 
-# When a balancer is updated, and on what: arguments of the program, which its digest does not tell of.
+# When a balancer is updated, and on what. They are arguments of the program and not in its digest.
 _SCHEDULE = ("update_every_n_steps", "update_start_step", "diagnostic_batch_sizes")
 
 
@@ -150,12 +151,12 @@ def describe_part(part: Any) -> dict[str, Any]:
 
 
 def digest_contents(source: Any) -> dict[str, str]:
-    """The digest of what each sampler of a source picks from; empty for a source that does not tell."""
+    """The digest of the pool of each sampler; empty for a source without `contents`."""
     return {name: digest_fields(fields) for name, fields in adapt_source(source).contents().items()}
 
 
 def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
-    """Every setting that differs, the gravest first."""
+    """Every setting that differs, the one with the most severe effect first."""
     before, now = dict(_flat(saved)), dict(_flat(current))
     differences = []
     for setting in dict.fromkeys((*before, *now)):
@@ -169,7 +170,7 @@ def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Differ
 
 
 def _comparable(difference: Difference, all_of_them: list[Difference]) -> Difference:
-    """A program that has to differ says nothing about the training; say that it was not compared."""
+    """The difference, marked as not comparable if the program has to differ for another reason."""
     if difference.setting != "training.program":
         return difference
     movers = [d.setting for d in all_of_them if d.setting.startswith(_MOVES_PROGRAM)]
@@ -180,7 +181,7 @@ def _comparable(difference: Difference, all_of_them: list[Difference]) -> Differ
 
 
 def surviving(differences: list[Difference]) -> str:
-    """The level that still holds after all of these changes."""
+    """The level that is still guaranteed after all of these changes."""
     return max((d.survives for d in differences), key=LEVELS.index, default="exact")
 
 
@@ -204,7 +205,7 @@ _MEANS = {
 }
 
 
-# Version 0.1.0 saved balancers by the path of their class.
+# Version 0.1.0 named balancers by the path of their class. Its runs must resume without a difference.
 _FORMER_KINDS = {
     "phijax_rng.balancers.StaticLossBalancer": "StaticLossBalancer",
     "phijax_rng.gradnorm.GradNormBalancer": "GradNormBalancer",
@@ -215,7 +216,7 @@ _FORMER_KINDS = {
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths and leaves; a list of named entries is also compared by its order."""
+    """Dotted paths and leaves; of a list of named entries also their order."""
     if isinstance(value, Mapping):
         for name, entry in value.items():
             yield from _flat(entry, f"{path}.{name}" if path else str(name))
@@ -229,6 +230,6 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, list(value) if isinstance(value, tuple) else value
 
 
-def _shown(value: Any) -> str:
+def _formatted(value: Any) -> str:
     text = value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= 64 else f"{text[:61]}..."

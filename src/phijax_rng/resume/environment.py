@@ -1,6 +1,6 @@
-"""What moves numbers and is not in the user's code: versions, JAX's settings, the machine.
+"""What changes numbers and is not in the user's code: versions, JAX's settings, the machine.
 
-`describe(device)` is plain data for the contract. It reads, and changes nothing.
+`describe(device)` returns plain data for the contract. It reads settings and changes none.
 """
 
 import hashlib

@@ -175,7 +175,7 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
         )
     if checkpoints is not None and newest is not None:
         raise RunExistsError(
-            f"{checkpoints.directory} holds a run at step {newest}, and a fresh one was asked for. "
+            f"{checkpoints.directory} has a run at step {newest}, and this call would start a fresh one. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
     if other is not None:
@@ -197,7 +197,7 @@ def _require_seen_by_all(*newest: int | None) -> None:
 
 
 def _explicit(checkpoints: Checkpoints, step: int | None) -> int | None:
-    """`step`, which must be there; with `None` there must be one at all."""
+    """`step`, which must be on disk; with `None` there must be any step."""
     found = checkpoints.existing(step)
     return None if step is None else found
 
@@ -205,9 +205,8 @@ def _explicit(checkpoints: Checkpoints, step: int | None) -> int | None:
 def _last(resume: bool | str) -> bool:
     if resume == "auto":
         raise ValueError(
-            "ckpt_path='last' demands a checkpoint and resume='auto' does without; they contradict "
-            "each other. "
-            "Pass one of them."
+            "ckpt_path='last' needs a checkpoint and resume='auto' works without one; "
+            "they contradict each other. Pass one of them."
         )
     return True
 
@@ -225,31 +224,26 @@ def _other_run(
     return other
 
 
-def _require_consistent(
-    checkpoints: Checkpoints | None, options: Resume, elsewhere: Checkpoints | None
-) -> None:
+def _require_consistent(checkpoints: Checkpoints | None, options: Resume, other: Checkpoints | None) -> None:
     resume, ckpt_step = options.resume, options.ckpt_step
     if resume and checkpoints is None:
         raise ValueError(
             f"resume={resume!r} needs a directory to continue from; the trainer has checkpoints=None. "
             "Pass Trainer(..., checkpoints=Checkpoints(directory))."
         )
-    if resume is True and elsewhere is not None:
+    if resume is True and other is not None:
         raise ValueError(
-            "resume=True continues the trainer's own run and "
-            f"ckpt_path={str(elsewhere.directory)!r} names another. "
-            "Pass resume='auto' to start from the other and continue the own one from then on."
+            f"resume=True continues this trainer's run and ckpt_path={str(other.directory)!r} names another. "
+            "Pass resume='auto' to start from the other run and continue this one from then on."
         )
-    if resume == "auto" and ckpt_step is not None and elsewhere is None:
+    if resume == "auto" and ckpt_step is not None and other is None:
         raise ValueError(
             f"resume='auto' continues from the newest step and ckpt_step={ckpt_step!r} names another. "
             "Pass resume=True to go back to that step."
         )
-    if ckpt_step is not None and not resume and elsewhere is None:
-        raise ValueError(
-            f"ckpt_step={ckpt_step!r} names a step of no run. Pass resume=True or ckpt_path too."
-        )
-    if options.weights_only and elsewhere is None:
+    if ckpt_step is not None and not resume and other is None:
+        raise ValueError(f"ckpt_step={ckpt_step!r} needs a run. Pass resume=True or ckpt_path too.")
+    if options.weights_only and other is None:
         raise ValueError(
             "weights_only=True needs the root of another run to take the weights from. Pass ckpt_path."
         )

@@ -1,7 +1,7 @@
 """The contract of one run: built when it starts, completed when it is compiled, saved with every checkpoint.
 
 at the start       keys, source, training, environment, lineage      compared at once
-while compiling    the digest of the pools, in a thread of its own
+while compiling    the digest of the pools, in another thread
 before step one    the program's digest and the canary               compared then
 at each save       the canary of the next batch, and the parent step
 """
@@ -45,13 +45,13 @@ class RunContract:
             restored: what it starts from.
         """
         before = dict(restored.contract.get("run", {}))
-        own = plan.is_own_run
-        self._id = before["id"] if own and "id" in before else uuid.uuid4().hex
-        self._origin = before.get("origin") if own else _origin(plan, restored, before)
+        is_own = plan.is_own_run
+        self._id = before["id"] if is_own and "id" in before else uuid.uuid4().hex
+        self._origin = before.get("origin") if is_own else _origin(plan, restored, before)
         # With the weights alone, nothing that happened to the other run concerns this one.
         inherited = [] if plan.weights_only else before.get("changes", [])
         self.changes: list[dict[str, Any]] = list(inherited)
-        self._parent = restored.step if own else None
+        self._parent = restored.step if is_own else None
         self._base = base
         self._on_change = plan.on_change
         self._source = source
@@ -162,7 +162,7 @@ def build(
     Args:
         state: what the run starts from.
         source: the prepared source.
-        streams: a state with the keys that this call asked for; a checkpoint may have brought others.
+        streams: a state with the keys of this call; those of a checkpoint may differ.
         root: the root key; `None` where only the streams are known.
         training: from `describe_training`.
         placement: where the run trains.
@@ -185,9 +185,9 @@ def optimizer_kinds(optimizer_state: object) -> list[str]:
         return [kind for entry in optimizer_state.values() for kind in optimizer_kinds(entry)]
     if not isinstance(optimizer_state, (tuple, list)):
         return []
-    own = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
+    kinds = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
     # Below the records are the user's parameters, which the restore compares leaf by leaf.
-    return own or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]
+    return kinds or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]
 
 
 def _origin(plan: ResumePlan, restored: Restored, before: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ def _require_unchanged(differences: list[contract.Difference], step: int) -> Non
     if contract.surviving(differences) in contract.REFUSED_LEVELS:
         raise RunChangedError(
             f"{_message(differences, step)}\n"
-            "Undo the change, pass on_change='warn' to go on with it, or start a fresh run."
+            "Undo the change, pass on_change='warn' to continue with it, or start a fresh run."
         )
 
 

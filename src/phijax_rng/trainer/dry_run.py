@@ -20,10 +20,10 @@ from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, requ
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 
 KEPT = ("root.sampling.stream('sampler', *)",)
-"""Keys that serve every step: a sampler that follows the step (`StepSampler`) has one for all of them."""
+"""Keys that are used at every step: a sampler that follows the step (`StepSampler`) has one for all steps."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
-"""What a run does before it draws the batch of a step: update a balancer, refresh a sampler."""
+"""What a run calls before it draws the batch of a step: it updates a balancer or refreshes a sampler."""
 
 
 def dry_run(
@@ -77,9 +77,9 @@ def _initial_state(session: Session, spec: RunSpec, root: jax.Array) -> TrainSta
 
 
 class _RecordedSource:
-    """A source whose calls the audit knows of: a refresh asks for the batch of its step as well.
+    """A source whose calls the audit attributes to their step: a refresh may draw the batch of the step too.
 
-    Only the step of the dry run counts; a call for another one is the user's own affair.
+    A call for another step than the current one is recorded like any other draw of the user's code.
     """
 
     def __init__(self, source: Any, session: Session):

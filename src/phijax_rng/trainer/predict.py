@@ -65,8 +65,8 @@ def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModu
     """The module and its trained state.
 
     Raises:
-        TypeError: neither a result nor a place of checkpoints, or a checkpoint without a module.
-        ValueError: the module has no `predict`, or a step is named of a result.
+        TypeError: neither a result nor checkpoints, or checkpoints without a module.
+        ValueError: the module has no `predict`, or a step comes with a result.
         FileNotFoundError: there is no such checkpoint.
     """
     if isinstance(trained, FitResult):
@@ -99,6 +99,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     size = validation.positive(batch_size, "batch_size")
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
+    # Local first: of a state that is split over processes each has a part alone.
     model_state = jax.device_put(processes.local(model_state), device)
     run = _compiled(module.predict)
     batches: list[Any] = []
@@ -111,10 +112,11 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
 
 
 def _compiled(fn: Any) -> Any:
-    """`fn` compiled, once in a process where it can be looked up."""
+    """`fn` compiled; a hashable one is compiled once in a process."""
     try:
         hash(fn)
     except TypeError:
+        # `jit` needs a hash for its cache; a `partial` has one, by identity.
         return jax.jit(functools.partial(fn))
     return functools.partial(_run, fn)
 
@@ -151,11 +153,12 @@ def _num_rows(inputs: Any) -> int:
 
 
 def _rows(inputs: Any, start: int, size: int) -> Any:
-    """The rows from `start` on, filled up to `size`."""
+    """`size` rows from `start` on, padded with copies of the last."""
 
     def pick(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         rows = leaf[start : start + size]
         if len(rows) == 0:
+            # Without any input one batch of zeros runs all the same, for the shapes of the outputs.
             return np.zeros((size, *leaf.shape[1:]), leaf.dtype)
         return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
 
@@ -171,7 +174,9 @@ def _with_predict(module: Any) -> LossModule:
 
 
 def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) -> Any:
-    """The model state of a checkpoint; the shapes are those of a fresh model, which is not computed."""
+    """The model state of a checkpoint."""
+    # The shapes are those of a fresh model, which `eval_shape` does not compute. The other fields are never
+    # read: `weights_only` compares the leaves of the model alone.
     key = keys.root_key(0)
     like = TrainState(
         model_state=jax.eval_shape(module.init, key),

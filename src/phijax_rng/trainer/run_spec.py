@@ -73,6 +73,7 @@ class RunSpec:
     microbatches: int = 1
 
     def __post_init__(self) -> None:
+        # In the order that a user fixes things: first what is missing, then what does not fit together.
         if not isinstance(self.initial, FromSeed):
             _require_one("optimizer", self.optimizer, "train_step", self.train_step)
             _require_one("datamodule", self.datamodule, "source", self.source)
@@ -102,7 +103,7 @@ class RunSpec:
             )
 
     def _check_train_step(self) -> None:
-        """A custom train step combines the losses itself; a balancer may only renew its own state there."""
+        """Raises for a balancer that would do nothing: a custom train step combines the losses itself."""
         if adapt_balancer(self.balancer).schedule is not None:
             _require_module(self.module, self.balancer, combines=False)
         elif self.balancer is not None:
@@ -164,7 +165,7 @@ class RunSpec:
             hooks.teardown("fit")
 
     def make_source(self, sampling_key: KeyScalar) -> AdaptedSource:
-        """The source that draws from this key; the user's own where one was passed."""
+        """The source that draws from this key, or the one that the user passed."""
         if self.datamodule is None:
             return adapt_source(self.source)
         return adapt_source(self.datamodule.train_batch_source(self.batch_keys, sampling_key))
@@ -282,6 +283,6 @@ def require_inside(source: AdaptedSource) -> None:
     for name in source.adaptive_samplers:
         if name not in drawn:
             raise ValueError(
-                f"samplers[{name!r}] follows residuals, and its source is asked on the host, ahead of the "
+                f"samplers[{name!r}] follows residuals, and its source is called on the host, ahead of the "
                 "residuals. Draw it inside the loop: from a NamedBatchSource, or a traceable source."
             )

@@ -34,10 +34,10 @@ _REPLAY_BALANCER = """to make the new state of the balancer at step {step} again
   source = datamodule.train_batch_source(module.batch_keys, state.sampling_key)
   batches = source({step})
   def key(use): return keys.fold_in(keys.stream(state.balancer_key, "balancer", use), {step})
-  # where it offers update; with batches of its own where it names diagnostic_batch_sizes:
+  # if it has update; with other batches if it has diagnostic_batch_sizes:
   # batches = source.sample(keys.fold_in(state.balancer_key, 0), balancer.diagnostic_batch_sizes)
   balancer.update(module, state.model_state, batches, key("update"), state.balancer_state)
-  # where it offers observe:
+  # if it has observe:
   losses = module.evaluate(state.model_state, batches, phijax_rng.advance(state)[1]).losses
   balancer.observe(losses, key("observe"), state.balancer_state)"""
 
@@ -114,6 +114,7 @@ class TrainingSession:
     def on_chunk(self, chunk: Chunk) -> None:
         """Takes a chunk over: history, display, callbacks, save."""
         self.state, self.step = chunk.state, chunk.step
+        # A non-finite first update leaves a chunk without updates, whose metrics do not exist.
         if chunk.step == chunk.start:
             return
         # In this order: callbacks read the history, and a save stores what callbacks reported and keep.
@@ -147,7 +148,7 @@ class TrainingSession:
             self.save()
 
     def finish(self) -> None:
-        """The last save, waited for, the end of the display, and of the callbacks."""
+        """Saves, waits for the save, and finishes display and callbacks."""
         try:
             self._end(save=True)
         except BaseException as error:
@@ -158,6 +159,7 @@ class TrainingSession:
 
     def abandon(self, error: BaseException) -> None:
         """After an error: saves what the updates before it reached, and finishes the callbacks."""
+        # Every process raises a non-finite loss at the same step, so it may save; other errors may not.
         nonfinite = isinstance(error, NonFiniteError)
         if isinstance(error, NonFiniteError):
             balancer = error.terms == ("balancer_state",)
@@ -166,7 +168,7 @@ class TrainingSession:
                 self.on_chunk(error.chunk)
         try:
             if processes.several() and not nonfinite:
-                # What raised here need not have raised elsewhere, and a save waits for every process.
+                # The others may not have raised, and a save waits for every process.
                 self._display.close()
             else:
                 self._end(save=nonfinite or self.step > self._first)
@@ -210,6 +212,7 @@ class TrainingSession:
             if self._checkpoints is not None:
                 if save:
                     self.save()
+                # A save in the background may still fail, and nobody would hear of it later.
                 self._checkpoints.wait()
                 if save:
                     self._display.log(f"step {self.step} is saved in {self._checkpoints.directory}")
@@ -224,7 +227,7 @@ class TrainingSession:
         step = None if self._checkpoints is None else self._checkpoints.latest_step
         if self._checkpoints is None or step is None:
             return "no checkpoint was saved"
-        return f"the checkpoint at step {step} in {self._checkpoints.directory} stands"
+        return f"the newest checkpoint is step {step} in {self._checkpoints.directory}"
 
     def save(self) -> None:
         """Saves the state, unless its step is on disk or the run is not committed yet."""
@@ -247,7 +250,7 @@ class TrainingSession:
         left_out = chunk.unbalanced & ~chunk.nonfinite
         if left_out.any() and not self._warned_of_balancer and processes.is_first():
             _log.warning(
-                "the update of the balancer before step %d is not finite and is left out; its weights stay",
+                "the update of the balancer before step %d is not finite and is skipped; its weights stay",
                 chunk.start + int(np.argmax(left_out)),
             )
             self._warned_of_balancer = True
@@ -255,7 +258,7 @@ class TrainingSession:
             index = int(np.argmax(chunk.nonfinite))
             terms = terms_of(chunk, index, self._loss_names)
             _log.warning(
-                "training became non-finite at step %d (%s) and goes on as on_nonfinite asks; "
+                "training became non-finite at step %d (%s) and continues, as on_nonfinite says; "
                 "its batch is source(%d)",
                 chunk.start + index,
                 ", ".join(terms),

@@ -45,6 +45,7 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
+        # Elsewhere `signal.signal` raises.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT,) if self._preemption else (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._receive)
@@ -61,8 +62,9 @@ class StopSignals:
             raise KeyboardInterrupt(f"interrupted twice: {self.describe_save()}")
         if not self._pending:
             self._pending = number
+            # With several processes `poll` sets it, at the same step in all of them.
             self.received = None if self._shared else signal.Signals(number)
-            _log.warning("%s: stopping at the next look", signal.Signals(number).name)
+            _log.warning("%s: stopping after this chunk", signal.Signals(number).name)
 
     def poll(self) -> bool:
         """Whether to stop here. With several processes all must call it, once in every host step."""

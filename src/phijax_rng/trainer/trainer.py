@@ -49,28 +49,24 @@ class Trainer:
 
     Attributes:
         max_steps: the global step at which training ends, whatever a call starts from.
-        checkpoints: where the run is kept; `None` to keep nothing.
-        callbacks: who looks in at the steps they ask for; see `callbacks`.
+        checkpoints: where the run is saved; `None` to save nothing.
+        callbacks: called every so many steps; see `callbacks`.
         log_every_n_steps: how many updates between two entries of the history.
         progress: whether to show a bar (on a terminal) or lines (elsewhere) on standard error.
         on_nonfinite: what to do when a loss or an updated leaf is not finite: `"raise"` keeps the last
-            good state and raises `NonFiniteError`, `"skip"` leaves the update out, `"ignore"` goes on.
+            finite state and raises `NonFiniteError`, `"skip"` skips the update, `"ignore"` continues.
         on_sigterm: after saving, `"exit"` leaves the process with status 143, `"return"` returns the
             result with `interrupted=True`, as a SIGINT always does.
-        chunk_size: updates between two looks of the host; chosen by the clock for `None`.
+        chunk_size: updates between two host steps; chosen by the clock for `None`.
         devices: where to run: 1 for JAX's default device, a number for the first so many, `"auto"` for
             all, a device, a sequence of devices, or a mesh; see `placement`.
         shardings: `state -> shardings` for a state that is split over several devices, a pytree (or a
             prefix of one) of `PartitionSpec`s; a copy on every device for `None`.
-        uneven: a batch whose rows the devices cannot share equally is refused (`"refuse"`), drawn
-            whole on every device (`"whole"`), or filled up to the next number of rows that they can share
+        uneven: a batch whose rows cannot be split equally over the devices is an error (`"refuse"`),
+            replicated on every device (`"whole"`), or padded to the next number of rows that can be split
             (`"pad"`): then the losses have a parameter named `mask`, which says which rows count.
-        microbatches: into how many slices each batch is cut, one evaluated after the other, so that the
-            activations of one slice are held at a time; see `LossTrainStep`. It moves no row.
-
-    Raises:
-        TypeError: a count is not a whole number, or `checkpoints` is not a `Checkpoints`.
-        ValueError: a count is not positive, or an option is unknown.
+        microbatches: into how many slices each batch is cut, one evaluated after the other, so that only
+            the activations of one slice are in memory; see `LossTrainStep`. It changes no row.
     """
 
     max_steps: int
@@ -133,17 +129,17 @@ class Trainer:
             optimizer: an Optax `GradientTransformation`.
             seed: what `keys.root_key` takes. `None` draws one, or takes the checkpoint's on a resume.
             balancer: how the losses are combined; their plain sum for `None`.
-            resume: `True` continues this trainer's own run, `"auto"` does so if there is one; see `starts`.
+            resume: `True` continues this trainer's own run, `"auto"` does so if there is one; see
+                `resume.plan`.
             ckpt_path: the root of another run to start from, or `"last"`.
             ckpt_step: which of its steps; the newest for `None`.
             weights_only: take `model_state` alone from `ckpt_path`, and start at step 0.
-            on_change: `"error"` refuses to continue a run whose keys or batches would change; `"warn"`
-                goes on with this run's own and records the change in the next checkpoints.
+            on_change: `"error"` raises if the keys or batches of the run would change; `"warn"` continues
+                with those of this call and records the change in the next checkpoints.
 
         Raises:
-            TypeError, ValueError: an argument is not what it should be; before anything is traced.
             FileNotFoundError: there is no such checkpoint.
-            RunExistsError: a fresh run into a directory that holds a run.
+            RunExistsError: a fresh run in a directory that has a run.
             RunChangedError: the run would not draw what the saved run would have drawn.
             NonFiniteError: a loss or an updated leaf is not finite, with `on_nonfinite="raise"`.
         """
@@ -172,7 +168,7 @@ class Trainer:
 
         Args:
             module: a `LossModule`; with `train_step`, whatever the result should carry.
-            state: from `initialize_train_state`; its arrays stay alive. Training goes on from its step.
+            state: from `initialize_train_state`; its arrays are not donated. Training starts at its step.
             optimizer: the transformation the state was initialized with; or else
             train_step: a custom update, see `TrainStep`.
             datamodule: makes the source from `state.sampling_key`; or else
@@ -214,7 +210,6 @@ class Trainer:
             What `module.predict` returns, as NumPy arrays with all rows.
 
         Raises:
-            TypeError, ValueError: an argument is not what it should be; before anything is traced.
             FileNotFoundError: there is no such checkpoint.
         """
         module, model_state = predict.trained_model(trained, module, step)
@@ -231,15 +226,14 @@ class Trainer:
         steps: int = 3,
         allow: Iterable[str] = (),
     ) -> AuditReport:
-        """Who draws what from which key when this run starts: initialization and the first `steps` updates.
+        """Audits a dry run, initialization and the first `steps` updates: what is drawn from which key.
 
         The arguments are those of `fit` for a fresh run, and they and the names of the batches are checked as
-        `fit` checks them; whether the source is pure, and what shows only in the compiled loop, is not.
-        Callbacks are not called, so what they draw is not audited. Nothing is saved, and nothing that
-        training needs is changed. It runs op by op, so keep `steps` small; see `auditing.audit` for `allow`
-        and for what it raises.
+        in `fit`; whether the source is pure, and what shows only in the compiled loop, is not checked.
+        Callbacks are not called, so their draws are not audited. Nothing is saved. The run is executed op by
+        op, so keep `steps` small; see `auditing.audit` for `allow` and for the errors.
         """
-        # Here, since the audit imports much that training never needs.
+        # Imported here: training never needs the hooks into JAX that an audit installs.
         from phijax_rng.trainer.dry_run import dry_run  # noqa: PLC0415
 
         spec = self._spec(
@@ -284,7 +278,7 @@ class Trainer:
         )
         signals.describe_save = session.describe_save
         if run.plan.continues:
-            display.log(f"going on from step {session.step}")
+            display.log(f"continuing from step {session.step}")
         try:
             try:
                 # Once more inside: `abandon` then sees a lost process by its own error.

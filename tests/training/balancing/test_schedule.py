@@ -263,7 +263,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_told_once(caplog, policy):
     result = fit(POISONED, 12, on_nonfinite=policy)
     assert [row["weight/updates"] for row in result.history] == [0] * 3 + [1] * 9
     assert caplog.messages == [
-        "the update of the balancer before step 6 is not finite and is left out; its weights stay"
+        "the update of the balancer before step 6 is not finite and is skipped; its weights stay"
     ]
     # Its weights move nothing in this balancer, so the model is that of a run whose updates were finite.
     assert_trees_bitwise_equal(result.state.model_state, fit(SOUND, 12).state.model_state)
@@ -328,7 +328,7 @@ def test_the_kernel_of_a_residual_that_is_nan_stops_the_run_and_is_left_out_by_t
     kept = train("skip").state.balancer_state
     np.testing.assert_array_equal(kept["weights"], [1, 1])
     assert caplog.messages == [
-        "the update of the balancer before step 2 is not finite and is left out; its weights stay"
+        "the update of the balancer before step 2 is not finite and is skipped; its weights stay"
     ]
 
 
