@@ -16,18 +16,25 @@ another to draw. On one device nothing is added to the program.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.row_sharding import Shares
 from phijax_rng.state import TrainState
+
+T = TypeVar("T")
+
+Devices: TypeAlias = int | np.integer[Any] | Literal["auto"] | jax.Device | Sequence[jax.Device] | Mesh
+"""What `resolve` takes: how many devices, which ones, or a mesh of them."""
 
 DATA_AXIS = "data"
 """The axis of a mesh that batches are split over; the first axis where none has this name."""
@@ -47,7 +54,7 @@ class Placement:
 
     devices: tuple[jax.Device, ...]
     mesh: Mesh | None = None
-    shardings: Callable[[Any], Any] | None = None
+    shardings: Callable[[TrainState], Any] | None = None
     uneven: str = "refuse"
 
     @property
@@ -60,6 +67,7 @@ class Placement:
     @property
     def home(self) -> jax.Device:
         """The first of the devices that belongs to this process; what the host asks runs there."""
+        # A process may read and launch on its own devices only, so the first of the mesh will not do.
         own = jax.process_index()
         return next(device for device in self.devices if device.process_index == own)
 
@@ -109,7 +117,7 @@ class Placement:
         """
         return jax.tree.map(_put, state, self.of_state(state))
 
-    def spread(self, tree: Any) -> Any:
+    def spread(self, tree: T) -> T:
         """Arrays that every process has, whole on every device; those that lie on this mesh stay."""
         if self.mesh is None:
             return jax.device_put(tree, self.everywhere)
@@ -119,16 +127,17 @@ class Placement:
         """A state to restore like: placed where several devices want it, as it is on one."""
         return state if self.mesh is None else self.put(state)
 
-    def _spread(self, leaf: Any) -> jax.Array:
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+    def _spread(self, leaf: ArrayLike) -> jax.Array:
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if isinstance(leaf, jax.Array) and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
             return leaf
-        return (
-            processes.spread(leaf, self.everywhere) if self.spans else jax.device_put(leaf, self.everywhere)
-        )
+        if self.spans:
+            return processes.spread(leaf, self.everywhere)
+        return jax.device_put(leaf, self.everywhere)
 
-    def pin(self, state: TrainState, shardings: Any) -> TrainState:
+    def pin(self, state: TrainState, shardings: TrainState) -> TrainState:
         """The state held to its shardings, from `of_state`; for use inside a compiled program."""
+        # On one device the constraint would change the text of the program, and with it the last bits.
         if self.mesh is None:
             return state
         return jax.tree.map(jax.lax.with_sharding_constraint, state, shardings)
@@ -148,27 +157,27 @@ class Placement:
         found = self.describe()
         if self.mesh is None or self.shardings is None:
             return found
+        # Specs and not shardings: the text of a sharding has the mesh too, which `describe` compares apart.
         specs = [str(sharding.spec) for sharding in jax.tree.leaves(self.of_state(state))]
         return {**found, "shardings": hashlib.sha256("\n".join(specs).encode()).hexdigest()[:16]}
 
-    def _sharding(self, path: Any, given: Any) -> NamedSharding:
+    def _sharding(self, path: KeyPath[Any], given: object) -> NamedSharding:
         assert self.mesh is not None
+        # A replicated sharding on any other mesh or device means the same copy on every device here.
         if given is None or (isinstance(given, Sharding) and given.is_fully_replicated):
             given = PartitionSpec()
         spec = given.spec if isinstance(given, NamedSharding) else given
-        named = spec if isinstance(spec, PartitionSpec) else (object(),)
-        axes = [axis for entry in named for axis in (entry if isinstance(entry, tuple) else (entry,))]
-        named_axes = [axis for axis in axes if axis is not None]
-        if len(set(named_axes)) < len(named_axes):
-            raise ValueError(
-                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got "
-                f"{spec!r}. Split each array over an axis once."
-            )
-        if not set(axes) <= {None, *self.mesh.axis_names}:
+        axes = _axes(spec) if isinstance(spec, PartitionSpec) else []
+        if not isinstance(spec, PartitionSpec) or not set(axes) <= set(self.mesh.axis_names):
             raise TypeError(
                 f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
                 f"{validation.shown(self.mesh.axis_names)}, a NamedSharding of them or None, got {given!r}. "
                 "Name axes of the mesh."
+            )
+        if len(set(axes)) < len(axes):
+            raise ValueError(
+                f"shardings(state){jax.tree_util.keystr(path)} names an axis of the mesh twice, got "
+                f"{spec!r}. Split each array over an axis once."
             )
         return NamedSharding(self.mesh, spec)
 
@@ -179,7 +188,7 @@ def on_device(device: jax.Device | None = None) -> Placement:
 
 
 def resolve(
-    devices: Any = 1, *, shardings: Callable[[Any], Any] | None = None, uneven: str = "refuse"
+    devices: Devices = 1, *, shardings: Callable[[TrainState], Any] | None = None, uneven: str = "refuse"
 ) -> Placement:
     """The placement that the words of a trainer ask for; starts JAX's backend.
 
@@ -205,7 +214,7 @@ def resolve(
     return Placement(tuple(chosen), several, shardings, uneven)
 
 
-def require_devices(devices: Any) -> Any:
+def require_devices(devices: object) -> Devices:
     """`devices` if it is one of the words that `resolve` knows; asks no backend.
 
     Raises:
@@ -218,14 +227,14 @@ def require_devices(devices: Any) -> Any:
         return devices
     if isinstance(devices, (list, tuple)):
         return _distinct(tuple(devices))
-    if not validation.is_whole(devices) or devices < 1:
-        kind = ValueError if isinstance(devices, str) or validation.is_whole(devices) else TypeError
-        raise kind(
-            "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
-            f"got {devices!r}. Pass 'auto' to use every device there is, or jax.devices('cpu') for those of "
-            "a kind."
-        )
-    return devices
+    if isinstance(devices, (int, np.integer)) and not isinstance(devices, bool) and devices >= 1:
+        return devices
+    kind = ValueError if isinstance(devices, str) or validation.is_whole(devices) else TypeError
+    raise kind(
+        "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
+        f"got {devices!r}. Pass 'auto' to use every device there is, or jax.devices('cpu') for those of "
+        "a kind."
+    )
 
 
 def default_device() -> jax.Device:
@@ -236,8 +245,10 @@ def default_device() -> jax.Device:
     return chosen or jax.local_devices()[0]
 
 
-def _put(leaf: Any, sharding: Sharding) -> jax.Array:
-    if not keys.is_typed_key(leaf) and getattr(leaf, "weak_type", True):
+def _put(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
+    # Typed keys have no weak type. A weakly typed leaf (from a Python number) does not fit the program,
+    # whose outputs, and so whose next inputs, are strongly typed.
+    if not keys.is_typed_key(leaf) and not (isinstance(leaf, jax.Array) and not leaf.weak_type):
         array = np.asarray(leaf)
         leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if not sharding.is_fully_addressable:
@@ -246,11 +257,12 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.device_put(leaf, sharding, may_alias=isinstance(leaf, jax.Array))
 
 
-def _chosen(devices: Any) -> Sequence[jax.Device]:
+def _chosen(devices: int | np.integer[Any] | str | Sequence[jax.Device]) -> Sequence[jax.Device]:
     if not isinstance(devices, (str, int, np.integer)):
         return tuple(devices)
     if not isinstance(devices, str) and devices == 1:
         return (default_device(),)
+    # Of the platform of the default device: with jax_default_device a CPU, jax.devices() still lists GPUs.
     there = jax.devices(default_device().platform)
     if devices == "auto":
         return there
@@ -259,6 +271,7 @@ def _chosen(devices: Any) -> Sequence[jax.Device]:
             f"devices={devices!r} asks for more than the {len(there)} {there[0].platform} devices there "
             "are. Pass 'auto' to use all of them."
         )
+    # jax.devices() begins with those of process 0, so its first n may leave a process without any.
     each, left_over = divmod(int(devices), jax.process_count())
     if left_over:
         raise ValueError(
@@ -276,6 +289,7 @@ def _first_of_each(devices: Sequence[jax.Device], count: int) -> list[jax.Device
 
 def _require_all_processes(devices: Sequence[jax.Device]) -> None:
     """Raises where a process would train for itself, on the rows that the others train on."""
+    # Equal counts: every process must call each collective, and feeds the same number of rows.
     owners = [device.process_index for device in devices]
     counts = [owners.count(index) for index in range(jax.process_count())]
     if len(set(counts)) > 1:
@@ -285,7 +299,7 @@ def _require_all_processes(devices: Sequence[jax.Device]) -> None:
         )
 
 
-def _distinct(devices: tuple[Any, ...]) -> tuple[Any, ...]:
+def _distinct(devices: tuple[jax.Device, ...]) -> tuple[jax.Device, ...]:
     for index, device in enumerate(devices):
         if not isinstance(device, jax.Device):
             raise TypeError(f"devices[{index}] must be a JAX device, got {device!r}. Use jax.devices().")
@@ -307,11 +321,17 @@ def _filled_mesh(mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _is_placing(leaf: Any) -> bool:
+def _axes(spec: PartitionSpec) -> list[Hashable]:
+    """The axes of the mesh that a spec names, in its order."""
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    return [axis for entry in entries for axis in entry if axis is not None]
+
+
+def _is_placing(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, (PartitionSpec, Sharding))
 
 
-def _require_fit(placed: Any, state: TrainState) -> None:
+def _require_fit(placed: TrainState, state: TrainState) -> None:
     """Raises for a leaf whose axes the mesh does not divide, in our words."""
     leaves = jax.tree.leaves(state)
     for (path, sharding), leaf in zip(jax.tree_util.tree_leaves_with_path(placed), leaves, strict=True):

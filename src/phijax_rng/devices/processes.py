@@ -20,8 +20,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
+from jax.typing import ArrayLike
 
 from phijax_rng import keys
+from phijax_rng._base.types import Seed
 from phijax_rng.errors import ProcessLostError
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ def is_first() -> bool:
 
 def agree(*values: int) -> tuple[int, ...]:
     """The numbers of the first process, in [0, 2**31). All processes must ask, and in the same order."""
+    # int32, since without jax_enable_x64 JAX would truncate int64 on its way. A process that calls this
+    # once more or less than the others waits forever, or receives the numbers of another call.
     if not several():
         return tuple(map(int, values))
     return tuple(map(int, broadcast(np.array(values, np.int32))))
@@ -57,6 +61,8 @@ def first_does(action: Callable[[], T]) -> T | None:
     """
     if not several():
         return action()
+    # Whether it failed is broadcast before anyone raises: a process that left early would hang the others
+    # in their next collective.
     result, error = None, None
     if is_first():
         try:
@@ -91,7 +97,7 @@ def require_same(array: np.ndarray[Any, Any], message: str) -> None:
         raise ValueError(message)
 
 
-def agreed_seed(seed: Any) -> Any:
+def agreed_seed(seed: Seed) -> Seed:
     """`seed`, or its key; for `None` a seed from the operating system, the same in every process.
 
     Raises:
@@ -102,8 +108,10 @@ def agreed_seed(seed: Any) -> Any:
     if seed is None:
         drawn = keys.entropy_seed() if is_first() else 0
         return int(broadcast(np.array([drawn], np.uint64))[0])
+    # Compared by words: a seed may be an int in one process and the key of that int in another.
     root = keys.root_key(seed)
     words = np.asarray(jax.random.key_data(root))
+    # Keys of other hashes have other numbers of words (threefry 2, rbg 4), and a broadcast needs one shape.
     padded = np.zeros(8, np.uint32)
     padded[: words.size] = words
     require_same(padded, f"seed must be the same in every process, got {seed!r} here. Pass one seed to all.")
@@ -111,22 +119,22 @@ def agreed_seed(seed: Any) -> Any:
     return root if isinstance(seed, (jax.Array, np.ndarray)) else seed
 
 
-def put(leaf: Any, sharding: Sharding) -> jax.Array:
+def put(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     """A leaf on devices of other processes too, with the bits of the first process.
 
     Typed keys cross by their words: JAX places no typed key on a sharding that spans processes.
     """
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
     if keys.is_typed_key(leaf):
-        if leaf.sharding == sharding:
-            return leaf
         words = put(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+        return jax.device_put(leaf, sharding)
     return _shared_out(broadcast(np.asarray(leaf)), sharding)
 
 
-def spread(leaf: Any, sharding: Sharding) -> jax.Array:
+def spread(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     """A leaf that every process has, whole, on the devices that each of them has; nothing is sent."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
@@ -143,11 +151,12 @@ def copied(leaf: jax.Array) -> jax.Array:
     if keys.is_typed_key(leaf):
         words = copied(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
+    # Shard by shard: a process can copy only those on its own devices.
     parts = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
 
-def whole(leaf: Any) -> Any:
+def whole(leaf: T) -> T | np.ndarray[Any, Any]:
     """An array that this process can read: itself, or gathered where parts of it lie elsewhere."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return leaf
@@ -175,6 +184,7 @@ def watched() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not several():
             raise
+        # The first line names the cause; the others are details of the transport.
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ProcessLostError(
             f"{describe()} cannot go on with the others: {reason}. "
@@ -190,6 +200,7 @@ def describe() -> str:
 
 def _shared_out(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
     """An array of which each process places its own parts; one explicit transfer for each device."""
+    # Not device_put(value, sharding): over several processes it first compares the value between all of them.
     parts = [
         jax.device_put(value[index], device, may_alias=False)
         for device, index in sharding.addressable_devices_indices_map(value.shape).items()
@@ -197,7 +208,7 @@ def _shared_out(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
 
 
-def _local(leaf: Any) -> Any:
+def _local(leaf: T) -> T | jax.Array:
     if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
         return leaf
     if keys.is_typed_key(leaf):

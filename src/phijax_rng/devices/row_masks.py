@@ -17,9 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+
+from phijax_rng._base.types import Batches
 
 
-def masked_mean(values: Any, mask: Any) -> jax.Array:
+def masked_mean(values: ArrayLike, mask: ArrayLike) -> jax.Array:
     """The mean of the rows that count; `jnp.mean(values)` up to rounding where all do. May be traced.
 
     Args:
@@ -40,7 +43,7 @@ def masked_mean(values: Any, mask: Any) -> jax.Array:
     return jnp.mean(values, where=spread)
 
 
-def every_row(batches: Any) -> dict[str, Any]:
+def every_row(batches: Batches) -> dict[str, np.ndarray[Any, Any]]:
     """A mask under which every row counts, as NumPy arrays.
 
     Raises:
@@ -50,7 +53,7 @@ def every_row(batches: Any) -> dict[str, Any]:
     return {name: np.ones(count, np.bool_) for name, count in row_counts(batches).items()}
 
 
-def row_counts(batches: Any, sizes: Any = None) -> dict[str, int]:
+def row_counts(batches: Batches, sizes: Mapping[str, Any] | None = None) -> dict[str, int]:
     """How many rows each batch has, by name; batches that have no axis are left out.
 
     Args:
@@ -71,7 +74,7 @@ def row_counts(batches: Any, sizes: Any = None) -> dict[str, int]:
     return {name: count for name in batches if (count := _row_count(name, sizes[name])) is not None}
 
 
-def _row_count(name: str, fields: Any) -> int | None:
+def _row_count(name: str, fields: object) -> int | None:
     counts = set(jax.tree.leaves(fields)) - {0}
     if len(counts) > 1:
         raise ValueError(
@@ -81,6 +84,6 @@ def _row_count(name: str, fields: Any) -> int | None:
     return next(iter(counts), None)
 
 
-def rows_of(leaf: Any) -> int:
+def rows_of(leaf: ArrayLike) -> int:
     """How many rows an array has; 0 for what has no axis."""
     return int(np.shape(leaf)[0]) if np.shape(leaf) else 0

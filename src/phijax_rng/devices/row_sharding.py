@@ -9,13 +9,17 @@ and no row is added.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
+from phijax_rng._base.types import Batches
 from phijax_rng.devices import processes, row_masks
 
 UNEVEN = ("refuse", "whole", "pad")
@@ -52,7 +56,9 @@ class Shares:
 
     # Inside a compiled program
 
-    def split(self, batches: Any, sizes: Any = None) -> tuple[Any, dict[str, Any] | None]:
+    def split(
+        self, batches: Batches, sizes: Mapping[str, Any] | None = None
+    ) -> tuple[Batches, dict[str, jax.Array] | None]:
         """Batches with their rows split over the devices, and which of them count; `None` for all.
 
         Arrays without axes stay whole. With `uneven="whole"` so does a batch that cannot be shared, and with
@@ -72,16 +78,19 @@ class Shares:
             return batches, None
         return jax.tree_util.tree_map_with_path(self._split, batches), None
 
-    def _padded(self, batches: Any, sizes: Any) -> tuple[Any, dict[str, Any]]:
+    def _padded(
+        self, batches: Batches, sizes: Mapping[str, Any] | None
+    ) -> tuple[Batches, dict[str, jax.Array]]:
         counts = row_masks.row_counts(batches, sizes)
         mask = {name: self._mask(count) for name, count in counts.items()}
         filled = {name: jax.tree.map(self._filled_up, rows) for name, rows in batches.items()}
         return filled, mask
 
     def _mask(self, count: int) -> jax.Array:
+        # Computed, not captured: a constant array would be copied to every device and stored in the program.
         return self._on_rows(jnp.arange(self.filled(count), dtype=jnp.int32) < count)
 
-    def _filled_up(self, leaf: Any) -> Any:
+    def _filled_up(self, leaf: jax.Array) -> jax.Array:
         if self.mesh is None or not np.shape(leaf):
             return leaf
         size = int(np.shape(leaf)[0])
@@ -92,13 +101,13 @@ class Shares:
         places = np.minimum(np.arange(self.filled(size), dtype=np.int32), size - 1)
         return self._on_rows(whole[places])
 
-    def _on_rows(self, leaf: Any) -> Any:
+    def _on_rows(self, leaf: jax.Array) -> jax.Array:
         if self.mesh is None:
             return leaf
         rows = NamedSharding(self.mesh, PartitionSpec(self.axis))
         return jax.lax.with_sharding_constraint(leaf, rows)
 
-    def _split(self, path: Any, leaf: Any) -> Any:
+    def _split(self, path: KeyPath[Any], leaf: jax.Array) -> jax.Array:
         assert self.mesh is not None
         if not np.shape(leaf):
             return leaf
@@ -107,7 +116,7 @@ class Shares:
             return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
         return self._on_rows(leaf)
 
-    def _require_whole(self, path: Any, rows: int) -> None:
+    def _require_whole(self, path: KeyPath[Any], rows: int) -> None:
         if self.uneven == "whole":
             return
         below, above = rows // self.parts * self.parts, (rows // self.parts + 1) * self.parts
@@ -124,10 +133,11 @@ class Shares:
         """Which true rows of a batch the devices of this process hold, ascending; `None` for all of them."""
         if self.mesh is None or not self._spans or self.filled(size) % self.parts:
             return None
+        # Unique, since filled-up rows repeat the last one: the source must read no row twice.
         places = [np.arange(rows.start, rows.stop) for rows in self._rows_of(self.filled(size)).values()]
         return np.unique(np.minimum(np.concatenate(places), size - 1))
 
-    def spread_stacks(self, stacks: Any, sizes: Any) -> Any:
+    def spread_stacks(self, stacks: Batches, sizes: Mapping[str, Any]) -> Batches:
         """Batches of several steps, the rows of each split over the devices that will read them.
 
         Args:
@@ -137,9 +147,10 @@ class Shares:
         """
         return jax.tree.map(self._spread_stack, stacks, sizes)
 
-    def _spread_stack(self, leaf: Any, size: int) -> jax.Array:
+    def _spread_stack(self, leaf: np.ndarray[Any, Any], size: int) -> jax.Array:
         if not size or self.filled(size) % self.parts:
             return self._everywhere(leaf)
+        # A source that reads only its own rows gives fewer than the batch has; all others give every row.
         own = self.own(size)
         if own is None or leaf.shape[1] == size:
             own = np.arange(size)
@@ -151,7 +162,7 @@ class Shares:
         shape = (len(leaf), self.filled(size), *leaf.shape[2:])
         return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)
 
-    def _everywhere(self, leaf: Any) -> jax.Array:
+    def _everywhere(self, leaf: ArrayLike) -> jax.Array:
         assert self.mesh is not None
         whole = NamedSharding(self.mesh, PartitionSpec())
         return processes.spread(leaf, whole) if self._spans else jax.device_put(leaf, whole)
