@@ -26,20 +26,20 @@ def plain(value: object, other: Callable[[Any], Any] = name_of) -> Any:
 
 
 def kind_of(part: object) -> str:
-    """The `kind` that a class states for the contract, else its module and name.
-
-    A subclass of a user does not inherit the kind: it may draw other numbers.
-    """
-    cls = type(part)
-    return str(vars(cls).get("kind") or f"{cls.__module__}.{cls.__qualname__}")
+    """The `kind` that a class states for the contract, else its name; a subclass does not inherit it."""
+    return str(vars(type(part)).get("kind", type(part).__name__))
 
 
 def described(part: object, *, settings: bool = False) -> dict[str, Any]:
-    """What a part's `describe()` returns, else its kind; with `settings`, the fields of a dataclass too."""
+    """What a part's `describe()` returns, else its class; with `settings`, the fields of a dataclass too."""
     describe = getattr(part, "describe", None)
     if callable(describe):
         return dict(describe())
-    kind = {"kind": kind_of(part)}
-    if not settings or not dataclasses.is_dataclass(part):
+    # The path of a module may change and `kind` does not, but runs are saved with the path where it was used.
+    path = f"{type(part).__module__}.{type(part).__qualname__}"
+    if not settings:
+        return {"kind": path}
+    kind = {"kind": vars(type(part)).get("kind") or path}
+    if not dataclasses.is_dataclass(part):
         return kind
     return {**kind, **{field.name: plain(getattr(part, field.name)) for field in dataclasses.fields(part)}}

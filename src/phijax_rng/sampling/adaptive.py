@@ -27,9 +27,10 @@ import jax.numpy as jnp
 
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
+from phijax_rng._base.plain_data import described, kind_of
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng._base.validation import formatted
-from phijax_rng.sampling.geometry.base import contents, described, kind_of
+from phijax_rng.sampling.geometry.base import contents
 from phijax_rng.sampling.rows import take
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then

@@ -17,7 +17,7 @@ one. Row numbers are drawn by `choose` or `choose_at` alone; the rows themselves
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,62 @@ ORDERS = ("random", "shuffled")
 """Rows drawn afresh at every step; or every row once per epoch."""
 
 
+class PoolRows:
+    """What the samplers of rows of a pool share.
+
+    Attributes:
+        fields: field name -> array of shape `(num_rows, ...)`.
+        sort_axis: the column of `inputs` that a batch is sorted by.
+    """
+
+    fields: Any
+    sort_axis: int | None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are to pick from."""
+        return count_rows(self.fields)
+
+    def contents(self) -> dict[str, Any]:
+        """The rows, whose digest goes into the contract."""
+        return dict(self.fields)
+
+
+class _Chooses(Protocol):
+    """What `KeyedPoolRows` needs of the samplers that it completes."""
+
+    @property
+    def fields(self) -> Any: ...
+
+    @property
+    def sort_axis(self) -> int | None: ...
+
+    def check_size(self, size: BatchSize, name: str) -> None: ...
+
+    def choose(self, key: KeyScalar, size: int) -> jax.Array: ...
+
+
+class KeyedPoolRows(PoolRows):
+    """Those of them that draw from a key alone."""
+
+    def sample(self: _Chooses, key: KeyScalar, size: BatchSize) -> Rows:
+        """Rows by field name; `"all"` gives every row in the order of the pool.
+
+        Args:
+            key: a typed key of shape `()`; may be traced. Not used for `"all"`.
+            size: rows to draw; static.
+
+        Returns:
+            Field name -> array of shape `(size, ...)`, dtypes of the pool.
+        """
+        self.check_size(validation.batch_size(size, "size"), "size")
+        chosen = None if size == "all" else self.choose(key, int(size))
+        return batch_of(self.fields, chosen, self.sort_axis)
+
+
 @pytrees.record(data=("fields",), meta=("replace", "method", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class RandomRowSampler:
+class RandomRowSampler(KeyedPoolRows):
     """Rows of a pool, picked uniformly.
 
     With replacement the indices are `jax.random.randint(key, (size,), 0, num_rows, dtype=int32)`, which
@@ -71,37 +124,14 @@ class RandomRowSampler:
         validation.flag(self.replace, "replace")
         validation.one_of(self.method, "method", METHODS)
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are to pick from."""
-        return count_rows(self.fields)
-
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
         if not self.replace:
             check_distinct(size, name, self.num_rows)
 
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows by field name; `"all"` gives every row in the order of the pool.
-
-        Args:
-            key: a typed key of shape `()`; may be traced. Not used for `"all"`.
-            size: rows to draw; static.
-
-        Returns:
-            Field name -> array of shape `(size, ...)`, dtypes of the pool.
-        """
-        self.check_size(validation.batch_size(size, "size"), "size")
-        chosen = None if size == "all" else self.choose(key, int(size))
-        return batch_of(self.fields, chosen, self.sort_axis)
-
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
         return draw_indices(key, size, self.num_rows, self.replace, self.method)
-
-    def contents(self) -> dict[str, Any]:
-        """The rows, whose digest goes into the contract."""
-        return dict(self.fields)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
@@ -117,7 +147,7 @@ class RandomRowSampler:
 
 @pytrees.record(data=("fields",), meta=("sort_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShuffledRowSampler:
+class ShuffledRowSampler(PoolRows):
     """Every row of a pool exactly once per epoch, in a fresh order each epoch; a `StepSampler`.
 
     Step t holds the rows at the positions t·size to (t + 1)·size - 1 of the epochs laid end to end, so a
@@ -147,11 +177,6 @@ class ShuffledRowSampler:
         check_fields(self)
         validation.whole_number(self.num_rows, "the number of rows", 2**31, start=1)
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows an epoch has."""
-        return count_rows(self.fields)
-
     def sample_at(self, key: KeyScalar, step: Step, size: BatchSize) -> Rows:
         """Rows by field name; `"all"` gives every row in the order of the pool, at every step.
 
@@ -180,10 +205,6 @@ class ShuffledRowSampler:
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""
         return self.choose_at(key, 0, size)
-
-    def contents(self) -> dict[str, Any]:
-        """The rows, whose digest goes into the contract."""
-        return dict(self.fields)
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""

@@ -30,8 +30,9 @@ import numpy as np
 
 from phijax_rng import shuffle
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.plain_data import described, kind_of
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
-from phijax_rng.sampling.geometry.base import checked, contents, described, kind_of
+from phijax_rng.sampling.geometry.base import checked, contents
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""

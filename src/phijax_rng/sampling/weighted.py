@@ -22,7 +22,7 @@ from jaxtyping import Array, Float32, Int32, UInt32
 
 from phijax_rng._base import exact_math, pytrees, uint64, validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.types import BatchSize, KeyScalar, Rows
+from phijax_rng._base.types import BatchSize, KeyScalar
 from phijax_rng.sampling import rows
 
 # Weights below this part of the largest one count as this part of it in draws without replacement, so
@@ -44,7 +44,7 @@ _LN2 = np.float32(0.6931471805599453)
 
 @pytrees.record(data=("fields", "weights"), meta=("replace", "num_positive", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class WeightedRowSampler:
+class WeightedRowSampler(rows.KeyedPoolRows):
     """Rows of a pool in proportion to weights; a row of weight zero is never drawn.
 
     With replacement each row of a batch is drawn on its own, at a cost of O(log num_rows), by 64 random bits
@@ -87,29 +87,10 @@ class WeightedRowSampler:
             table = sums_of(weights) if self.replace else (clocks_of(weights),)
         assign(self, weights=table, num_positive=count)
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are, those of weight zero too."""
-        return rows.count_rows(self.fields)
-
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
         unknown = self.replace or self.num_positive is None  # traced weights have no number to tell
         _require_rows(size, name, self.num_rows if unknown else self.num_positive, self.replace)
-
-    def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
-        """Rows by field name; `"all"` gives every row in the order of the pool, whatever its weight.
-
-        Args:
-            key: a typed key of shape `()`; may be traced. Not used for `"all"`.
-            size: rows to draw; static.
-
-        Returns:
-            Field name -> array of shape `(size, ...)`, dtypes of the pool.
-        """
-        self.check_size(validation.batch_size(size, "size"), "size")
-        chosen = None if size == "all" else self.choose(key, int(size))
-        return rows.batch_of(self.fields, chosen, self.sort_axis)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:
         """The numbers of the rows that `sample` gives, before they are sorted."""

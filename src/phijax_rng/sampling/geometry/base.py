@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng._base.plain_data import described, kind_of, plain
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 from phijax_rng._base.validation import formatted
 
@@ -67,7 +68,7 @@ class GeometrySampler:
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
         shown = [field.name for field in dataclasses.fields(self) if field.init]  # type: ignore[arg-type]
-        return {"kind": kind_of(self), **{name: _plain(getattr(self, name)) for name in shown}}
+        return {"kind": kind_of(self), **{name: plain(getattr(self, name), _numbers) for name in shown}}
 
 
 def checked(value: Any, name: str) -> Geometry:
@@ -80,26 +81,13 @@ def checked(value: Any, name: str) -> Geometry:
     return value
 
 
-def kind_of(part: Any) -> str:
-    """The fixed name of a class in the contract; of a user's own class, which states none, its name."""
-    return str(vars(type(part)).get("kind", type(part).__name__))
-
-
-def described(geometry: Any) -> dict[str, Any]:
-    """Plain data for the contract: what the geometry says of itself, else its class."""
-    if hasattr(geometry, "describe"):
-        return dict(geometry.describe())
-    return {"kind": f"{type(geometry).__module__}.{type(geometry).__qualname__}"}
-
-
 def contents(geometry: Any) -> dict[str, Any]:
     """What the geometry, or sampler, picks from, for the contract; empty where it does not tell."""
     return dict(geometry.contents()) if callable(getattr(geometry, "contents", None)) else {}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
+def _numbers(value: Any) -> Any:
+    """Arrays and parts of a geometry as the contract stores them."""
     if isinstance(value, Geometry):
         return described(value)
     return np.asarray(value).tolist() if isinstance(value, (np.ndarray, jax.Array)) else value

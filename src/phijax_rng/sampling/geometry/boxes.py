@@ -12,7 +12,7 @@ Points of a boundary carry the outward normals of the faces that they lie on, fr
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -79,9 +79,43 @@ def interval(low: float, high: float) -> Box:
     return Box([(low, high)])
 
 
+class _Patterned(Protocol):
+    """What `_Boundary` needs of the geometries that it completes.
+
+    `_patterns` has a row for each part: -1 or 1 for an axis at its low or high end, 0 for a free one.
+    """
+
+    @property
+    def bounds(self) -> Any: ...
+
+    @property
+    def shares(self) -> Any: ...
+
+    def _patterns(self) -> np.ndarray[Any, Any]: ...
+
+    def _measures(self) -> list[float]: ...
+
+
+class _Boundary(_Bounded):
+    """Parts of the boundary of a box, each with some axes at an end and the others free."""
+
+    def _measures(self: _Patterned) -> list[float]:
+        return [_free_measure(pattern, self.bounds) for pattern in self._patterns()]
+
+    @property
+    def measure(self: _Patterned) -> float:
+        """The area of the faces, or the length of the edges, together."""
+        return float(sum(self._measures()))
+
+    def _points(self: _Patterned, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Points, and which part each is on: the first number chooses it, the others the place on it."""
+        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
+        return _on_patterns(u, jnp.asarray(self.bounds), self._patterns(), which), which
+
+
 @pytrees.record(data=("bounds", "shares"), meta=("faces",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class BoxFaces(_Bounded):
+class BoxFaces(_Boundary):
     """The boundary of a box, with outward normals; the ends of an interval, the sides of a rectangle.
 
     A face is chosen in proportion to its area, and a point on it uniformly. `normals` has shape
@@ -106,8 +140,7 @@ class BoxFaces(_Bounded):
     def __post_init__(self) -> None:
         bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
         assign(self, bounds=bounds, faces=_checked_faces(self.faces, len(bounds)))
-        areas = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        assign(self, shares=exact_math.cumulative_shares(areas))
+        assign(self, shares=exact_math.cumulative_shares(self._measures()))
 
     def _patterns(self) -> np.ndarray[Any, Any]:
         assert self.faces is not None
@@ -120,22 +153,15 @@ class BoxFaces(_Bounded):
         """Of a face: one less than the box has."""
         return self.num_axes - 1
 
-    @property
-    def measure(self) -> float:
-        """The area of these faces together."""
-        return float(sum(_free_measure(pattern, self.bounds) for pattern in self._patterns()))
-
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the face, the others the place on it."""
-        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
-        patterns = self._patterns()
-        points = _on_patterns(u, jnp.asarray(self.bounds), patterns, which)
-        return {"inputs": points, "normals": jnp.asarray(patterns, jnp.float32)[which]}
+        points, which = self._points(u)
+        return {"inputs": points, "normals": jnp.asarray(self._patterns(), jnp.float32)[which]}
 
 
 @pytrees.record(data=("bounds", "shares"))
 @dataclasses.dataclass(frozen=True, eq=False)
-class BoxEdges(_Bounded):
+class BoxEdges(_Boundary):
     """Where two faces of a box meet: the edges of a cuboid, the corners of a rectangle.
 
     An edge is chosen in proportion to its length, and a point on it uniformly. `normals` has shape
@@ -163,8 +189,7 @@ class BoxEdges(_Bounded):
                 "Use BoxFaces for the ends of an interval."
             )
         assign(self, bounds=bounds)
-        lengths = [_free_measure(pattern, bounds) for pattern in self._patterns()]
-        assign(self, shares=exact_math.cumulative_shares(lengths))
+        assign(self, shares=exact_math.cumulative_shares(self._measures()))
 
     def _edges(self) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
         for first, second in itertools.combinations(range(self.num_axes), 2):
@@ -183,15 +208,9 @@ class BoxEdges(_Bounded):
         """Uniform numbers that one point takes."""
         return self.num_axes - 1
 
-    @property
-    def measure(self) -> float:
-        """The length of all edges together."""
-        return float(sum(_free_measure(pattern, self.bounds) for pattern in self._patterns()))
-
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the edge, the others the place on it."""
-        which = exact_math.choose(u[:, 0], jnp.asarray(self.shares))
-        points = _on_patterns(u, jnp.asarray(self.bounds), self._patterns(), which)
+        points, which = self._points(u)
         pairs = [[_pattern([face], self.num_axes) for face in edge] for edge in self._edges()]
         return {"inputs": points, "normals": jnp.asarray(np.array(pairs), jnp.float32)[which]}
 

@@ -100,9 +100,24 @@ class Union(GeometrySampler):
         return {f"parts[{index}]": contents(part) for index, part in enumerate(self.parts)}
 
 
+class _BesideTime(GeometrySampler):
+    """A geometry of space with the time as one more coordinate."""
+
+    space: Any
+
+    @property
+    def num_axes(self) -> int:
+        """Coordinates of a point: those of space, and the time."""
+        return int(self.space.num_axes) + 1
+
+    def contents(self) -> dict[str, Any]:
+        """What the space picks from, whose digest goes into the contract."""
+        return contents(self.space)
+
+
 @pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class SpaceTimeCylinder(GeometrySampler):
+class SpaceTimeCylinder(_BesideTime):
     """A geometry of space at all times between two: a domain, or its wall.
 
     `normals` of the space have no component in time.
@@ -130,11 +145,6 @@ class SpaceTimeCylinder(GeometrySampler):
         assign(self, time_bounds=bounds, time_axis=axis)
 
     @property
-    def num_axes(self) -> int:
-        """Coordinates of a point: those of space, and the time."""
-        return int(self.space.num_axes) + 1
-
-    @property
     def num_uniforms(self) -> int:
         """Uniform numbers that one point takes: one for the time, and those of the space."""
         return int(self.space.num_uniforms) + 1
@@ -155,14 +165,10 @@ class SpaceTimeCylinder(GeometrySampler):
         times = exact_math.affine(u[:, 0], bounds[0], bounds[1])
         return _with_time(self.space.place(u[:, 1:]), times, self.time_axis)
 
-    def contents(self) -> dict[str, Any]:
-        """What the space picks from, whose digest goes into the contract."""
-        return contents(self.space)
-
 
 @pytrees.record(data=("space", "time"), meta=("time_axis",))
 @dataclasses.dataclass(frozen=True, eq=False)
-class InitialSlab(GeometrySampler):
+class InitialSlab(_BesideTime):
     """A geometry of space at one time: where initial values are given.
 
     Attributes:
@@ -187,11 +193,6 @@ class InitialSlab(GeometrySampler):
         assign(self, time=validation.finite_float32(self.time, "time", ()), time_axis=axis)
 
     @property
-    def num_axes(self) -> int:
-        """Coordinates of a point: those of space, and the time."""
-        return int(self.space.num_axes) + 1
-
-    @property
     def num_uniforms(self) -> int:
         """Uniform numbers that one point takes: those of the space."""
         return int(self.space.num_uniforms)
@@ -210,10 +211,6 @@ class InitialSlab(GeometrySampler):
         """Points from uniform numbers; the time is exact."""
         times = jnp.broadcast_to(jnp.asarray(self.time), u.shape[:1])
         return _with_time(self.space.place(u), times, self.time_axis)
-
-    def contents(self) -> dict[str, Any]:
-        """What the space picks from, whose digest goes into the contract."""
-        return contents(self.space)
 
 
 def _with_time(rows: Rows, times: jax.Array, axis: int) -> Rows:
