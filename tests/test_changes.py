@@ -16,7 +16,6 @@ from phijax_rng import (
     Checkpoints,
     HostPool,
     LossModule,
-    NamedBatchSource,
     PoolDataModule,
     RandomRowSampler,
     StaticLossBalancer,
@@ -27,6 +26,7 @@ from phijax_rng import (
 from phijax_rng.errors import CheckpointMismatchError, RunChangedError
 from phijax_rng.resume import contract
 from tests._bitwise import assert_trees_bitwise_equal
+from tests._fit import Samplers
 from tests._selection import mostly_full
 
 ROWS = np.linspace(-1, 1, 32, dtype=np.float32).reshape(16, 2)
@@ -44,17 +44,6 @@ def _losses(model_state: Any, batches: Any) -> dict[str, jax.Array]:
 
 def _renamed_losses(model_state: Any, batches: Any) -> dict[str, jax.Array]:
     return {f"{name}_loss": loss for name, loss in _losses(model_state, batches).items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Samplers:
-    """A data module that hands out the samplers it was given."""
-
-    samplers: dict[str, Any]
-    sizes: dict[str, Any]
-
-    def train_batch_source(self, batch_keys: tuple[str, ...], key: jax.Array) -> NamedBatchSource:
-        return NamedBatchSource(self.samplers, self.sizes, key)
 
 
 @dataclasses.dataclass(frozen=True)

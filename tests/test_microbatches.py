@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from phijax_rng import (
-    Checkpoints,
     LossModule,
     LossTrainStep,
     StaticLossBalancer,
@@ -21,6 +20,7 @@ from phijax_rng import (
 )
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import resumed
 
 KEY = jax.random.key(5)
 ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -176,12 +176,8 @@ def test_one_slice_is_held_at_a_time():
 PROBLEM = _problems.dropout()
 
 
-def fit(stop, count, directory=None, **options):
-    checkpoints = None if directory is None else Checkpoints(directory)
-    trainer = Trainer(stop, checkpoints=checkpoints, progress=False, microbatches=count)
-    return trainer.fit(
-        PROBLEM.module, seed=0, resume="auto" if directory else False, **PROBLEM.arguments, **options
-    )
+def fit(stop, count, folder=None):
+    return resumed(PROBLEM, stop, folder, trainer={"microbatches": count})
 
 
 def test_a_run_in_micro_batches_resumes_exactly_and_uses_the_rows_of_whole_batches(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from phijax_rng import (
     Checkpoints,
     LossModule,
-    NamedBatchSource,
     Trainer,
     TrainLoop,
     UniformDomainSampler,
@@ -21,6 +20,7 @@ from phijax_rng.devices.placement import resolve
 from phijax_rng.devices.row_sharding import Shares
 from tests import _devices, _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import Samplers
 from tests._selection import mostly_full
 
 
@@ -186,11 +186,7 @@ def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
     assert mask["x"].tolist() == [True] * 3
 
 
-class Points:
-    """A data module of points in an interval."""
-
-    def train_batch_source(self, batch_keys, key):
-        return NamedBatchSource({"box": UniformDomainSampler([(0.0, 3.0)])}, {"box": 4}, key)
+POINTS = Samplers({"box": UniformDomainSampler([(0.0, 3.0)])}, {"box": 4})
 
 
 def test_a_resume_without_the_mask_names_what_changed(tmp_path):
@@ -198,7 +194,7 @@ def test_a_resume_without_the_mask_names_what_changed(tmp_path):
         return {"fit": masked_mean((model_state["w"] - batches["box"]["inputs"]) ** 2, mask["box"])}
 
     module = LossModule(lambda key: {"w": jnp.ones(1)}, losses, batch_keys=("box",))
-    arguments = {"datamodule": Points(), "optimizer": optax.adam(1e-2), "seed": 0}
+    arguments = {"datamodule": POINTS, "optimizer": optax.adam(1e-2), "seed": 0}
     Trainer(2, uneven="pad", checkpoints=Checkpoints(tmp_path), progress=False).fit(module, **arguments)
     trainer = Trainer(4, uneven="whole", checkpoints=Checkpoints(tmp_path), progress=False)
     with pytest.warns(UserWarning, match=r"machine\.uneven: pad in the checkpoint, \(absent\) in this run"):

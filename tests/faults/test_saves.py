@@ -1,3 +1,4 @@
+import functools
 import gc
 import re
 import shutil
@@ -9,7 +10,7 @@ import pytest
 
 from phijax_rng import Checkpoints, Trainer
 from phijax_rng.errors import DirectoryInUseError, SaveError
-from tests import _problems
+from tests import _fit, _problems
 from tests._bitwise import assert_trees_bitwise_equal
 from tests._subprocess import run_python
 from tests.faults import _damage
@@ -157,12 +158,7 @@ def test_a_dead_owner_does_not_keep_the_lock(tmp_path):
 
 
 def test_a_rewind_moves_later_steps_aside_and_ends_in_the_same_bits(tmp_path):
-    def fit(stop, **words):
-        kept = Checkpoints(tmp_path, every_n_steps=2, max_to_keep=None, asynchronous=False)
-        return Trainer(stop, checkpoints=kept, progress=False).fit(
-            HEAT.module, seed=0, **HEAT.arguments, **words
-        )
-
+    fit = functools.partial(_fit.fit, HEAT, folder=tmp_path, saves={"every_n_steps": 2})
     whole = fit(8)
     assert Checkpoints(tmp_path).steps == (2, 4, 6, 8)
     again = fit(8, resume=True, ckpt_step=4)
@@ -173,12 +169,7 @@ def test_a_rewind_moves_later_steps_aside_and_ends_in_the_same_bits(tmp_path):
 
 
 def test_a_fit_falls_back_and_ends_in_the_same_bits(tmp_path):
-    def fit(stop, **words):
-        kept = Checkpoints(tmp_path, every_n_steps=2, max_to_keep=None, asynchronous=False)
-        return Trainer(stop, checkpoints=kept, progress=False).fit(
-            HEAT.module, seed=0, **HEAT.arguments, **words
-        )
-
+    fit = functools.partial(_fit.fit, HEAT, folder=tmp_path, saves={"every_n_steps": 2})
     whole = fit(8)
     for path in (tmp_path / "8" / "state").rglob("*"):
         if path.is_file():

@@ -33,6 +33,7 @@ from phijax_rng.sampling.geometry import Box
 from phijax_rng.training import prefetch
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import Samplers, resumed
 from tests._problems import Problem
 from tests._selection import mostly_full
 
@@ -81,28 +82,23 @@ def losses(params, batches):
     }
 
 
-class Points:
-    """A data module whose rows lie on the host or, to compare with, on the device."""
-
-    def __init__(self, on_host):
-        self.on_host = on_host
-
-    def train_batch_source(self, batch_keys, key):
-        place = HostedRowSampler if self.on_host else (lambda sampler: sampler)
-        samplers = {
-            "first": place(RandomRowSampler(POOL)),
-            "pde": ResidualDistributionSampler(Box(BOX), EVERY, num_candidates=64),
-            "data": place(ShuffledRowSampler(POOL)),
-            "grown": ResidualRefinementSampler(
-                Box(BOX), EVERY, capacity=20, num_initial=12, num_added=4, num_candidates=32
-            ),
-            "bc": UniformDomainSampler(BOX),
-        }
-        return NamedBatchSource(samplers, SIZES, key)
+def points(on_host):
+    """Rows that lie on the host or, to compare with, on the device; beside points that follow residuals."""
+    place = HostedRowSampler if on_host else (lambda sampler: sampler)
+    samplers = {
+        "first": place(RandomRowSampler(POOL)),
+        "pde": ResidualDistributionSampler(Box(BOX), EVERY, num_candidates=64),
+        "data": place(ShuffledRowSampler(POOL)),
+        "grown": ResidualRefinementSampler(
+            Box(BOX), EVERY, capacity=20, num_initial=12, num_added=4, num_candidates=32
+        ),
+        "bc": UniformDomainSampler(BOX),
+    }
+    return Samplers(samplers, SIZES)
 
 
 MODULE = LossModule(init_model, losses, batch_keys=tuple(SIZES), residuals=residuals)
-PROBLEMS = {on_host: Problem(MODULE, Points(on_host), optax.adam(1e-2)) for on_host in (False, True)}
+PROBLEMS = {on_host: Problem(MODULE, points(on_host), optax.adam(1e-2)) for on_host in (False, True)}
 
 
 @functools.cache
@@ -111,13 +107,9 @@ def begun():
     return with_sampler_state(PROBLEMS[True].state(), PROBLEMS[True].source())
 
 
-def train(stop, folder=None, *, on_host=True, every_n_steps=None, **words):
-    checkpoints = None
-    if folder is not None:
-        checkpoints = Checkpoints(folder, every_n_steps=every_n_steps, max_to_keep=None, asynchronous=False)
-        words = {"resume": "auto"} | words
-    trainer = Trainer(stop, checkpoints=checkpoints, progress=False, **words.pop("options", {}))
-    return trainer.fit(MODULE, seed=0, **words, **PROBLEMS[on_host].arguments).state
+def train(stop, folder=None, *, on_host=True, every_n_steps=None, **options):
+    saves = {"every_n_steps": every_n_steps}
+    return resumed(PROBLEMS[on_host], stop, folder, saves=saves, **options).state
 
 
 @functools.cache
@@ -148,7 +140,7 @@ def test_a_run_is_that_of_resident_rows():
 
 @pytest.mark.parametrize("chunk_size", mostly_full([1, 3], everyday=[3]))
 def test_where_the_host_looks_in_changes_no_number(chunk_size):
-    assert_trees_bitwise_equal(train(STOP, options={"chunk_size": chunk_size}), resident())
+    assert_trees_bitwise_equal(train(STOP, trainer={"chunk_size": chunk_size}), resident())
 
 
 def test_rows_of_the_wrong_step_or_key_are_told_apart():
@@ -205,8 +197,8 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("cut", mostly_full([1, 3, 4, 5, 8, 9, 10, 16], everyday=[1, 4, 5, 16]))
 def test_a_resume_around_a_refresh_is_the_whole_run(saved, tmp_path, cut):
-    resumed = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
-    assert_trees_bitwise_equal(resumed, resident())
+    again = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
+    assert_trees_bitwise_equal(again, resident())
 
 
 @pytest.mark.parametrize("cut", mostly_full([5, 9], everyday=[5]))

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from phijax_rng import Checkpoints, Trainer
-from tests import _problems
+from phijax_rng import Checkpoints
+from tests import _fit, _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._selection import mostly_full
 
@@ -20,13 +20,11 @@ PROBLEMS = {"adam": _problems.heat, "dropout": _problems.dropout}
 each_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 
 
-def train(problem, stop, folder, *, chunk_size=None, every_n_steps=None, log=100, **words):
+def train(problem, stop, folder, *, chunk_size=None, every_n_steps=None, log=100, **options):
     """One fit of a run that is kept in `folder`."""
-    checkpoints = Checkpoints(folder, every_n_steps=every_n_steps, max_to_keep=None, asynchronous=False)
-    trainer = Trainer(
-        stop, checkpoints=checkpoints, progress=False, chunk_size=chunk_size, log_every_n_steps=log
-    )
-    return trainer.fit(problem.module, seed=0, **{"resume": "auto"} | words, **problem.arguments)
+    saves = {"every_n_steps": every_n_steps}
+    trainer = {"chunk_size": chunk_size, "log_every_n_steps": log}
+    return _fit.resumed(problem, stop, folder, saves=saves, trainer=trainer, **options)
 
 
 @pytest.fixture(scope="module")

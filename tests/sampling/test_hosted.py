@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 
 from phijax_rng import (
-    Checkpoints,
     DatasetSampler,
     HostPool,
     NamedBatchSource,
     RandomRowSampler,
     ShuffledRowSampler,
-    Trainer,
     UniformDomainSampler,
     keys,
 )
 from phijax_rng.sampling import HostedRowSampler, HostSampler, from_pools
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import resumed
 from tests._selection import mostly_full
 
 KEY = keys.split_root(0).sampling
@@ -191,19 +190,11 @@ def test_the_last_steps_of_all_can_be_stacked_too():
     assert_trees_bitwise_equal(stacked, expected, dict_order=False)
 
 
-def fit(problem, stop, directory=None, **options):
+def fit(problem, stop, folder=None, **options):
     """A regression on a pool that lies where `resident` says."""
     pools = {"data": problem.datamodule.pools["data"]}
-    made = NamedBatchSource.from_pools(pools, {"data": 4}, problem.state().sampling_key, **options)
-    checkpoints = None if directory is None else Checkpoints(directory, every_n_steps=50)
-    trainer = Trainer(stop, checkpoints=checkpoints, progress=False)
-    return trainer.fit_state(
-        problem.module,
-        problem.state(),
-        optimizer=problem.optimizer,
-        source=made,
-        resume="auto" if directory else False,
-    ).state
+    source = NamedBatchSource.from_pools(pools, {"data": 4}, problem.state().sampling_key, **options)
+    return resumed(problem, stop, folder, source=source, saves={"every_n_steps": 50}).state
 
 
 @pytest.mark.parametrize("order", mostly_full(["random", "shuffled"], everyday=["shuffled"]))

@@ -12,6 +12,7 @@ from phijax_rng._base import validation
 from phijax_rng.errors import RunChangedError
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import resumed
 
 PROBLEM = _problems.dropout()
 
@@ -50,14 +51,8 @@ def grain_dataset():
 ITERABLES = {"a list": lambda: BATCHES, "a loader": Loader, "a generator": generator, "Grain": grain_dataset}
 
 
-def fit(source, stop, directory=None, **options):
-    checkpoints = None if directory is None else Checkpoints(directory)
-    trainer = Trainer(stop, checkpoints=checkpoints, progress=False)
-    if directory is not None:
-        options["resume"] = "auto"
-    return trainer.fit_state(
-        PROBLEM.module, PROBLEM.state(), optimizer=PROBLEM.optimizer, source=source, **options
-    ).state
+def fit(source, stop, folder=None):
+    return resumed(PROBLEM, stop, folder, source=source).state
 
 
 @pytest.mark.parametrize("make", ITERABLES.values(), ids=ITERABLES)

@@ -20,7 +20,6 @@ from phijax_rng import (
     HostPool,
     LossModule,
     LossTrainStep,
-    NamedBatchSource,
     PoolDataModule,
     RandomRowSampler,
     SpaceTimeSampler,
@@ -32,7 +31,7 @@ from phijax_rng import (
 )
 from phijax_rng.callbacks.progress import Silent
 from phijax_rng.errors import NonFiniteError, RunChangedError, RunExistsError, SaveError
-from tests import _problems
+from tests import _fit, _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._selection import mostly_full
 from tests._subprocess import run_python
@@ -40,13 +39,9 @@ from tests._subprocess import run_python
 HEAT = _problems.heat()
 
 
-def fit(stop, folder=None, *, problem=HEAT, seed=0, trainer=None, saves=None, **words):
+def fit(stop, folder=None, *, problem=HEAT, **options):
     """A fit of `problem` to `stop`, kept in `folder` if there is one."""
-    checkpoints = None
-    if folder is not None:
-        checkpoints = Checkpoints(folder, asynchronous=False, max_to_keep=None, **saves or {})
-    host = Trainer(stop, checkpoints=checkpoints, progress=False, **trainer or {})
-    return host.fit(problem.module, seed=seed, **problem.arguments, **words)
+    return _fit.fit(problem, stop, folder, **options)
 
 
 def steps(folder):
@@ -402,11 +397,7 @@ def test_every_kind_of_sampler_resumes_without_a_word(tmp_path, name):
         batch_keys=("data",),
     )
 
-    class Data:
-        def train_batch_source(self, batch_keys, key):
-            return NamedBatchSource({"data": sampler}, {"data": 4}, key)
-
-    problem = _problems.Problem(module, Data(), optax.sgd(0.1))
+    problem = _problems.Problem(module, _fit.Samplers({"data": sampler}, {"data": 4}), optax.sgd(0.1))
     fit(3, tmp_path, problem=problem)
     assert_trees_bitwise_equal(
         fit(6, tmp_path, problem=problem, resume=True).state, fit(6, problem=problem).state
@@ -992,7 +983,7 @@ def test_global_generators_are_neither_read_nor_written(tmp_path):
         import pathlib, random, sys
         import numpy as np
         from phijax_rng import Checkpoints, Trainer
-        from tests import _problems
+        from tests import _fit, _problems
         from tests._bitwise import assert_trees_bitwise_equal
 
         problem = _problems.dropout()

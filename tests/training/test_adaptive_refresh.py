@@ -26,6 +26,7 @@ from phijax_rng.sampling.geometry import Box
 from phijax_rng.training import AdaptiveRefresh
 from phijax_rng.training.adaptive_refresh import adaptive_refresh, with_sampler_state
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
+from tests._fit import resumed
 from tests._problems import Problem
 from tests._selection import mostly_full
 
@@ -105,13 +106,8 @@ def run(stop):
     return loop().run(loop().place(state), stop).state if stop else state
 
 
-def train(stop, folder=None, *, every_n_steps=None, **words):
-    checkpoints = None
-    if folder is not None:
-        checkpoints = Checkpoints(folder, every_n_steps=every_n_steps, max_to_keep=None, asynchronous=False)
-        words = {"resume": "auto"} | words
-    trainer = Trainer(stop, checkpoints=checkpoints, progress=False)
-    return trainer.fit(MODULE, seed=0, **words, **PROBLEM.arguments)
+def train(stop, folder=None, *, every_n_steps=None, **options):
+    return resumed(PROBLEM, stop, folder, saves={"every_n_steps": every_n_steps}, **options)
 
 
 # When, and from which key
@@ -228,9 +224,9 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("cut", mostly_full(range(1, STOP + 1), everyday=(1, EVERY, EVERY + 1, STOP)))
 def test_k_steps_and_a_resume_are_the_whole_run(saved, tmp_path, cut):
-    resumed = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
-    assert resumed.iterations == STOP - cut
-    assert_trees_bitwise_equal(resumed.state, run(STOP))
+    again = train(STOP, tmp_path / "run", ckpt_path=saved, ckpt_step=cut)
+    assert again.iterations == STOP - cut
+    assert_trees_bitwise_equal(again.state, run(STOP))
 
 
 def test_what_was_saved_is_what_as_many_steps_give(saved):
