@@ -331,7 +331,7 @@ def farthest(state: TrainState, other: TrainState) -> float:
 
 def digest_of(state: TrainState) -> str:
     """The digest of all bits of a state, gathered from wherever they lie."""
-    return digest(processes.local(state))
+    return digest(processes.to_local(state))
 
 
 class Watched:

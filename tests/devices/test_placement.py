@@ -89,9 +89,9 @@ def fed_from_the_host():
         placed = resolve(count, shardings=_devices.rows_split)
         assert_trees_bitwise_equal(_devices.fed_batches(placed, source, 20), expected)
         stack = np.zeros((3, 16, 2), np.float32)
-        lie = placed.shares.spread_stacks(stack, 16)
+        lie = placed.shares.shard_stacks(stack, 16)
         assert [shard.data.shape for shard in lie.addressable_shards] == [(3, 16 // count, 2)] * count
-        assert placed.shares.spread_stacks(stack, 0).is_fully_replicated
+        assert placed.shares.shard_stacks(stack, 0).is_fully_replicated
     print("equal")
 
 
@@ -279,7 +279,7 @@ def test_no_key_is_moved_after_the_first_step(in_eight):
 def test_one_device_has_the_program_it_would_have_without_any_of_this(monkeypatch):
     problem = _problems.heat()
     program = problem.loop().program
-    monkeypatch.setattr("phijax_rng.devices.placement.Placement.pin", lambda self, given, **_: given)
+    monkeypatch.setattr("phijax_rng.devices.placement.Placement.constrain", lambda self, given, **_: given)
     monkeypatch.setattr(
         "phijax_rng.devices.row_sharding.Shares.split", lambda self, given, sizes: (given, None)
     )

@@ -26,14 +26,14 @@ def in_both():
 
 
 def test_one_process_agrees_with_itself():
-    assert processes.agree(3, True, 2**31 - 1) == (3, 1, 2**31 - 1)
-    assert processes.most(4) == 4
-    assert processes.first_does(lambda: "done") == "done"
+    assert processes.broadcast(3, True, 2**31 - 1) == (3, 1, 2**31 - 1)
+    assert processes.maximum(4) == 4
+    assert processes.run_on_primary(lambda: "done") == "done"
     tree = {"a": np.arange(3)}
-    assert processes.local(tree)["a"] is tree["a"] is processes.whole(tree["a"])
+    assert processes.to_local(tree)["a"] is tree["a"] is processes.gather(tree["a"])
     assert processes.agreed_seed(None) is None and processes.agreed_seed(3) == 3
     with pytest.raises(ZeroDivisionError):
-        processes.first_does(lambda: 1 // 0)
+        processes.run_on_primary(lambda: 1 // 0)
 
 
 def test_two_processes_agree_on_what_the_first_says(in_both):

@@ -56,11 +56,11 @@ class CSVHistory:
         Raises:
             OSError: something else is there, or the directory cannot be written to.
         """
-        processes.first_does(functools.partial(_require_writable, self._file, is_new=not memory))
+        processes.run_on_primary(functools.partial(_require_writable, self._file, is_new=not memory))
 
     def __call__(self, event: Event) -> None:
         """Writes the history."""
-        if processes.is_first():
+        if processes.is_primary():
             if not event.memory:
                 _require_history(self._file)
             _replace(self._file, event.history.csv_table().encode())

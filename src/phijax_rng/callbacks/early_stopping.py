@@ -80,7 +80,7 @@ class EarlyStopping:
             event.memory["waited"] = event.memory.get("waited", 0) + 1
             event.memory["nan"] = event.memory.get("nan", 0) + math.isnan(value)
         stop = self.is_over(event.memory)
-        if stop and event.memory["nan"] and processes.is_first():
+        if stop and event.memory["nan"] and processes.is_primary():
             _log.warning(
                 "EarlyStopping stops the run at step %d: %r was NaN in %d of the last %d calls",
                 *(event.step, self.metric, event.memory["nan"], event.memory["waited"]),

@@ -66,7 +66,7 @@ class TensorBoardLogger:
             ImportError: tensorboardX is not installed.
             OSError: the directory cannot be made or written to.
         """
-        processes.first_does(self._require_writable)
+        processes.run_on_primary(self._require_writable)
 
     def _require_writable(self) -> None:
         _summary_writer_class()
@@ -75,7 +75,7 @@ class TensorBoardLogger:
     def __call__(self, event: Event) -> None:
         """Writes the new rows."""
         shown = event.memory.get("shown", 0)
-        if self._writer is None and processes.is_first():
+        if self._writer is None and processes.is_primary():
             self._writer = _summary_writer(self.directory, shown + 1)
         self._write(event, event.step)
 
@@ -140,17 +140,17 @@ class WandbLogger:
             ImportError: wandb is not installed.
         """
         if self.run is None:
-            processes.first_does(_wandb)
+            processes.run_on_primary(_wandb)
 
     def __call__(self, event: Event) -> None:
         """Logs the new rows."""
-        if self.run is None and self._started is None and processes.is_first():
+        if self.run is None and self._started is None and processes.is_primary():
             self._started = _wandb().init(**self.options)
         self._log(event, event.step)
 
     def _log(self, event: Event, end: int) -> None:
         rows = _rows(event, end)
-        if not processes.is_first():
+        if not processes.is_primary():
             return
         run = self.run or self._started
         for row in rows:

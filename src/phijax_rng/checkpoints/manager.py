@@ -97,7 +97,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if error is not None and processes.several():
+        if error is not None and processes.is_multiprocess():
             # Closing waits for every process, and an error here need not be one in the others.
             self._manager, self._in_flight = None, None
             self._release()
@@ -177,7 +177,7 @@ class Checkpoints:
         step = int(state.step)
         self.wait()
         # Others may see a shared disk later; all must save, or all raise.
-        (saved,) = processes.agree(step in self.steps)
+        (saved,) = processes.broadcast(step in self.steps)
         if saved:
             raise FileExistsError(
                 f"step {step} is already saved in {self.directory}. "
@@ -218,7 +218,7 @@ class Checkpoints:
         except Exception as error:
             raise self._save_error(error) from error
         # With several processes `_drop_old` costs two round trips; without a save nothing is there to delete.
-        if processes.several() and self._in_flight is None:
+        if processes.is_multiprocess() and self._in_flight is None:
             return False
         self._in_flight = None
         return True
@@ -227,9 +227,9 @@ class Checkpoints:
         """Deletes the steps that are neither among the newest nor among the best."""
         if self._manager is None:
             return
-        processes.agree(0)  # every process sees the new step before one of them deletes an old one
+        processes.broadcast(0)  # every process sees the new step before one of them deletes an old one
         going = dropped(self.steps, self.max_to_keep, self._best_steps())
-        processes.agree(0)  # and nobody deletes while another still lists
+        processes.broadcast(0)  # and nobody deletes while another still lists
         for step in going:
             self._manager.delete(step)
 
@@ -252,7 +252,7 @@ class Checkpoints:
         if self._is_locked:
             return
         # The first process locks for all: on one host the others would find the directory in use by it.
-        processes.first_does(self._lock.acquire)
+        processes.run_on_primary(self._lock.acquire)
         self._is_locked = True
 
     def _release(self) -> None:
@@ -344,7 +344,7 @@ class Checkpoints:
             DamagedCheckpointError: no step is intact.
         """
         return self._run.newest_intact(
-            lambda step: self.restore(like, step, weights_only=weights_only), warn=processes.is_first()
+            lambda step: self.restore(like, step, weights_only=weights_only), warn=processes.is_primary()
         )
 
     # Private

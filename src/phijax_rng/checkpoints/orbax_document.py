@@ -82,7 +82,7 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
             part: {name: np.asarray(array) for name, array in readable_arrays(stored).items()}
             for part, stored in self.arrays.items()
         }
-        self.is_writer = processes.is_first()
+        self.is_writer = processes.is_primary()
 
     def document(self) -> dict[str, Any]:
         """The document, sealed with its SHA-256."""
@@ -98,4 +98,4 @@ class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 def readable_arrays(arrays: Arrays) -> dict[str, Any]:
     """Arrays that this process can read; with several processes, each of them must call this."""
-    return {name: processes.whole(array) for name, array in arrays.items()}
+    return {name: processes.gather(array) for name, array in arrays.items()}

@@ -109,33 +109,33 @@ class Placement:
         _require_fit(placed, state)
         return placed
 
-    def put(self, state: TrainState) -> TrainState:
+    def place(self, state: TrainState) -> TrainState:
         """A state where it belongs and strong-typed; arrays that are so already are not copied.
 
         Over several processes the bits are those of the first, in which other processors may round
         an initial state differently.
         """
-        return jax.tree.map(_put, state, self.of_state(state))
+        return jax.tree.map(_place, state, self.of_state(state))
 
-    def spread(self, tree: T) -> T:
+    def replicate(self, tree: T) -> T:
         """Arrays that every process has, whole on every device; those that lie on this mesh stay."""
         if self.mesh is None:
             return jax.device_put(tree, self.everywhere)
-        return jax.tree.map(self._spread, tree)
+        return jax.tree.map(self._replicate, tree)
 
-    def ready(self, state: TrainState) -> TrainState:
+    def place_if_distributed(self, state: TrainState) -> TrainState:
         """A state to restore like: placed where several devices want it, as it is on one."""
-        return state if self.mesh is None else self.put(state)
+        return state if self.mesh is None else self.place(state)
 
-    def _spread(self, leaf: ArrayLike) -> jax.Array:
+    def _replicate(self, leaf: ArrayLike) -> jax.Array:
         sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
         if isinstance(leaf, jax.Array) and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
             return leaf
         if self.spans:
-            return processes.spread(leaf, self.everywhere)
+            return processes.replicate(leaf, self.everywhere)
         return jax.device_put(leaf, self.everywhere)
 
-    def pin(self, state: TrainState, shardings: TrainState) -> TrainState:
+    def constrain(self, state: TrainState, shardings: TrainState) -> TrainState:
         """The state held to its shardings, from `of_state`; for use inside a compiled program."""
         # On one device the constraint would change the text of the program, and with it the last bits.
         if self.mesh is None:
@@ -245,14 +245,14 @@ def default_device() -> jax.Device:
     return chosen or jax.local_devices()[0]
 
 
-def _put(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
+def _place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     # Typed keys have no weak type. A weakly typed leaf (from a Python number) does not fit the program,
     # whose outputs, and so whose next inputs, are strongly typed.
     if not keys.is_typed_key(leaf) and not (isinstance(leaf, jax.Array) and not leaf.weak_type):
         array = np.asarray(leaf)
         leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if not sharding.is_fully_addressable:
-        return processes.put(leaf, sharding)
+        return processes.place(leaf, sharding)
     # The memory of a NumPy array may be written to later, so it is never shared.
     return jax.device_put(leaf, sharding, may_alias=isinstance(leaf, jax.Array))
 

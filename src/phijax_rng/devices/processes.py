@@ -7,7 +7,7 @@ disagree would else give other numbers in each, or a hang. Files, too, are writt
 
 In one process every function here gives back what it was given, and costs nothing.
 
->>> agree(3, True)
+>>> broadcast(3, True)
 (3, 1)
 """
 
@@ -29,47 +29,49 @@ from phijax_rng.errors import ProcessLostError
 T = TypeVar("T")
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
     """Whether there is more than one process; starts JAX's backend."""
     return jax.process_count() > 1
 
 
-def is_first() -> bool:
+def is_primary() -> bool:
     """Whether this process decides, shows and writes."""
     return jax.process_index() == 0
 
 
-def agree(*values: int) -> tuple[int, ...]:
+def broadcast(*values: int) -> tuple[int, ...]:
     """The numbers of the first process, in [0, 2**31). All processes must ask, and in the same order."""
     # int32, since without jax_enable_x64 JAX would truncate int64 on its way. A process that calls this
     # once more or less than the others waits forever, or receives the numbers of another call.
-    if not several():
+    if not is_multiprocess():
         return tuple(map(int, values))
-    return tuple(map(int, broadcast(np.array(values, np.int32))))
+    return tuple(map(int, broadcast_array(np.array(values, np.int32))))
 
 
-def most(value: int) -> int:
+def maximum(value: int) -> int:
     """The largest of the processes' numbers, in [0, 2**31). All processes must ask."""
-    return int(np.max(multihost_utils.process_allgather(np.int32(value)))) if several() else int(value)
+    if not is_multiprocess():
+        return int(value)
+    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
-def first_does(action: Callable[[], T]) -> T | None:
+def run_on_primary(action: Callable[[], T]) -> T | None:
     """What `action` gives in the first process, where alone it is called; the others wait for it.
 
     Raises:
         Exception: in every process, if it raised: its own in the first, a `RuntimeError` in the others.
     """
-    if not several():
+    if not is_multiprocess():
         return action()
     # Whether it failed is broadcast before anyone raises: a process that left early would hang the others
     # in their next collective.
     result, error = None, None
-    if is_first():
+    if is_primary():
         try:
             result = action()
         except Exception as raised:
             error = raised
-    (failed,) = agree(error is not None)
+    (failed,) = broadcast(error is not None)
     if error is not None:
         raise error
     if failed:
@@ -77,9 +79,9 @@ def first_does(action: Callable[[], T]) -> T | None:
     return result
 
 
-def broadcast(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def broadcast_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array of the first process, bit for bit; of the same shape and dtype in every process."""
-    if not several():
+    if not is_multiprocess():
         return array
     # As bytes: a sum of floats, which JAX broadcasts by, turns -0.0 into 0.0.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -93,7 +95,7 @@ def require_same(array: np.ndarray[Any, Any], message: str) -> None:
     Raises:
         ValueError: with this message.
     """
-    if several() and most(broadcast(array).tobytes() != array.tobytes()):
+    if is_multiprocess() and maximum(broadcast_array(array).tobytes() != array.tobytes()):
         raise ValueError(message)
 
 
@@ -103,11 +105,11 @@ def agreed_seed(seed: Seed) -> Seed:
     Raises:
         ValueError: the processes were given different seeds.
     """
-    if not several():
+    if not is_multiprocess():
         return seed
     if seed is None:
-        drawn = keys.entropy_seed() if is_first() else 0
-        return int(broadcast(np.array([drawn], np.uint64))[0])
+        drawn = keys.entropy_seed() if is_primary() else 0
+        return int(broadcast_array(np.array([drawn], np.uint64))[0])
     # Compared by words: a seed may be an int in one process and the key of that int in another.
     root = keys.root_key(seed)
     words = np.asarray(jax.random.key_data(root))
@@ -119,7 +121,7 @@ def agreed_seed(seed: Seed) -> Seed:
     return root if isinstance(seed, (jax.Array, np.ndarray)) else seed
 
 
-def put(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
+def place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     """A leaf on devices of other processes too, with the bits of the first process.
 
     Typed keys cross by their words: JAX places no typed key on a sharding that spans processes.
@@ -127,21 +129,21 @@ def put(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
     if keys.is_typed_key(leaf):
-        words = put(jax.random.key_data(leaf), sharding)
+        words = place(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    return _shared_out(broadcast(np.asarray(leaf)), sharding)
+    return _place_shards(broadcast_array(np.asarray(leaf)), sharding)
 
 
-def spread(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
+def replicate(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     """A leaf that every process has, whole, on the devices that each of them has; nothing is sent."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
     if keys.is_typed_key(leaf):
-        words = spread(jax.random.key_data(leaf), sharding)
+        words = replicate(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
-    return _shared_out(np.asarray(leaf), sharding)
+    return _place_shards(np.asarray(leaf), sharding)
 
 
 def copied(leaf: jax.Array) -> jax.Array:
@@ -156,20 +158,20 @@ def copied(leaf: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
 
-def whole(leaf: T) -> T | np.ndarray[Any, Any]:
+def gather(leaf: T) -> T | np.ndarray[Any, Any]:
     """An array that this process can read: itself, or gathered where parts of it lie elsewhere."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return leaf
     return multihost_utils.process_allgather(leaf, tiled=True)
 
 
-def local(tree: T) -> T:
+def to_local(tree: T) -> T:
     """`tree` with what lies on several devices on one of this process alone; the rest as it is."""
-    return jax.tree.map(_local, tree)
+    return jax.tree.map(_to_local, tree)
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
+def translate_runtime_errors() -> Iterator[None]:
     """What the transport raises inside the block, in words.
 
     How soon it raises is up to the transport: at once where it sees the connection closed, or when JAX's
@@ -182,7 +184,7 @@ def watched() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not several():
+        if not is_multiprocess():
             raise
         # The first line names the cause; the others are details of the transport.
         reason = str(error).strip().partition("\n")[0].rstrip(".")
@@ -198,7 +200,7 @@ def describe() -> str:
     return f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()})"
 
 
-def _shared_out(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
+def _place_shards(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
     """An array of which each process places its own parts; one explicit transfer for each device."""
     # Not device_put(value, sharding): over several processes it first compares the value between all of them.
     parts = [
@@ -208,10 +210,10 @@ def _shared_out(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
 
 
-def _local(leaf: T) -> T | jax.Array:
+def _to_local(leaf: T) -> T | jax.Array:
     if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
         return leaf
     if keys.is_typed_key(leaf):
         words = jax.numpy.asarray(np.asarray(jax.random.key_data(leaf)))
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
-    return jax.numpy.asarray(np.asarray(whole(leaf)))
+    return jax.numpy.asarray(np.asarray(gather(leaf)))

@@ -137,7 +137,7 @@ class Shares:
         places = [np.arange(rows.start, rows.stop) for rows in self._rows_of(self.filled(size)).values()]
         return np.unique(np.minimum(np.concatenate(places), size - 1))
 
-    def spread_stacks(self, stacks: Batches, sizes: Mapping[str, Any]) -> Batches:
+    def shard_stacks(self, stacks: Batches, sizes: Mapping[str, Any]) -> Batches:
         """Batches of several steps, the rows of each split over the devices that will read them.
 
         Args:
@@ -145,9 +145,9 @@ class Shares:
                 or those of `own`.
             sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
         """
-        return jax.tree.map(self._spread_stack, stacks, sizes)
+        return jax.tree.map(self._shard_stack, stacks, sizes)
 
-    def _spread_stack(self, leaf: np.ndarray[Any, Any], size: int) -> jax.Array:
+    def _shard_stack(self, leaf: np.ndarray[Any, Any], size: int) -> jax.Array:
         if not size or self.filled(size) % self.parts:
             return self._everywhere(leaf)
         # A source that reads only its own rows gives fewer than the batch has; all others give every row.
@@ -165,7 +165,7 @@ class Shares:
     def _everywhere(self, leaf: ArrayLike) -> jax.Array:
         assert self.mesh is not None
         whole = NamedSharding(self.mesh, PartitionSpec())
-        return processes.spread(leaf, whole) if self._spans else jax.device_put(leaf, whole)
+        return processes.replicate(leaf, whole) if self._spans else jax.device_put(leaf, whole)
 
     @property
     def _spans(self) -> bool:

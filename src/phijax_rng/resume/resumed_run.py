@@ -76,7 +76,7 @@ class ResumedRun:
         if program is not None and self.plan.is_own_run and self.plan.checkpoints is not None:
             # Not before the comparison: a resume that is refused leaves the directory as it is.
             supersede = functools.partial(self.plan.checkpoints.supersede_after, int(self.state.step))
-            processes.first_does(supersede)
+            processes.run_on_primary(supersede)
 
 
 def resume_run(plan: ResumePlan, inputs: RunInputs, fresh: TrainState, root: KeyScalar | None) -> ResumedRun:
@@ -109,9 +109,9 @@ def resume_run(plan: ResumePlan, inputs: RunInputs, fresh: TrainState, root: Key
 
 def _restore(plan: ResumePlan, inputs: RunInputs, fresh: TrainState) -> tuple[Restored, AdaptedSource]:
     """What the run starts from, and the source that draws from its sampling key."""
-    source = inputs.make_source(processes.local(fresh.sampling_key))
+    source = inputs.make_source(processes.to_local(fresh.sampling_key))
     # The states of adaptive samplers are part of what a checkpoint must fit.
-    like = inputs.placement.ready(with_sampler_state(fresh, source))
+    like = inputs.placement.place_if_distributed(with_sampler_state(fresh, source))
     restored = plan.restore(like)
     if _streams(restored.state) != _streams(like):
         if plan.on_change == "warn":
@@ -119,7 +119,7 @@ def _restore(plan: ResumePlan, inputs: RunInputs, fresh: TrainState) -> tuple[Re
         else:
             # The source is made again, from the saved key: the contract then names every change, and with
             # `fit_state` a state of another seed continues a run of this one.
-            source = inputs.make_source(processes.local(restored.state.sampling_key))
+            source = inputs.make_source(processes.to_local(restored.state.sampling_key))
     return restored, source
 
 

@@ -112,7 +112,7 @@ class RunContract:
         level = contract.surviving(differences)
         settings = [dataclasses.asdict(difference) for difference in differences]
         self.changes.append({"step": self._step, "survives": level, "settings": settings})
-        if processes.is_first():
+        if processes.is_primary():
             # 8 is the line that calls `fit`. In between: compare_compiled, ResumedRun.commit, and of the
             # trainer _compile_and_run, _train, _fit and fit.
             warnings.warn(_message(differences, self._step), UserWarning, stacklevel=8)
@@ -139,7 +139,7 @@ class RunContract:
         """The digest of the batch that comes next; `None` if the source cannot give it."""
         # A source may end where training does, and a save must not fail for it.
         try:
-            batch = self._source(int(state.step), processes.local(state.sampler_state))
+            batch = self._source(int(state.step), processes.to_local(state.sampler_state))
         except Exception as error:  # a user's source may raise anything
             _log.info(
                 "the source gave no batch for step %d, so the save has no canary: %r", state.step, error

@@ -100,7 +100,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
     # Local first: of a state that is split over processes each has a part alone.
-    model_state = jax.device_put(processes.local(model_state), device)
+    model_state = jax.device_put(processes.to_local(model_state), device)
     run = _compiled(module.predict)
     batches: list[Any] = []
     for start in range(0, max(count, 1), size):

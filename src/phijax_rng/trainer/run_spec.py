@@ -182,8 +182,8 @@ class RunSpec:
         # Diagnostic batches are drawn here, once, on the host: from keys that it can read, and from the
         # first states of samplers, so that they are the same wherever a run starts.
         local = state.replace(
-            sampling_key=processes.local(state.sampling_key),
-            balancer_key=processes.local(state.balancer_key),
+            sampling_key=processes.to_local(state.sampling_key),
+            balancer_key=processes.to_local(state.balancer_key),
             sampler_state={},
         )
         first = with_sampler_state(local, source).sampler_state

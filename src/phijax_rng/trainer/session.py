@@ -143,7 +143,7 @@ class TrainingSession:
         due = self._checkpoints is not None and self._checkpoints.is_due(self.step)
         # Clocks and callbacks of several processes may disagree; the first decides, or one process would
         # save or stop alone and the others would wait for it in the next collective.
-        due, self.stop_requested = map(bool, processes.agree(due, self.stop_requested))
+        due, self.stop_requested = map(bool, processes.broadcast(due, self.stop_requested))
         if due:
             self.save()
 
@@ -167,7 +167,7 @@ class TrainingSession:
             with _notes_on(error):
                 self.on_chunk(error.chunk)
         try:
-            if processes.several() and not nonfinite:
+            if processes.is_multiprocess() and not nonfinite:
                 # The others may not have raised, and a save waits for every process.
                 self._display.close()
             else:
@@ -237,7 +237,7 @@ class TrainingSession:
             # First: a save in flight becomes visible under its step only when it has landed.
             self._checkpoints.wait()
             # A shared disk may show the step to one process before another; all save, or none.
-            (on_disk,) = processes.agree(self.step in self._checkpoints.steps)
+            (on_disk,) = processes.broadcast(self.step in self._checkpoints.steps)
             if not on_disk:
                 self._checkpoints.save(self.state, self._contract.for_save(self.state), self._memory())
                 # After the save: a missing number is an error, and no reason to lose the state.
@@ -248,13 +248,13 @@ class TrainingSession:
 
     def _warn_of_nonfinite(self, chunk: Chunk) -> None:
         left_out = chunk.unbalanced & ~chunk.nonfinite
-        if left_out.any() and not self._warned_of_balancer and processes.is_first():
+        if left_out.any() and not self._warned_of_balancer and processes.is_primary():
             _log.warning(
                 "the update of the balancer before step %d is not finite and is skipped; its weights stay",
                 chunk.start + int(np.argmax(left_out)),
             )
             self._warned_of_balancer = True
-        if chunk.nonfinite.any() and not self._warned_of_nonfinite and processes.is_first():
+        if chunk.nonfinite.any() and not self._warned_of_nonfinite and processes.is_primary():
             index = int(np.argmax(chunk.nonfinite))
             terms = terms_of(chunk, index, self._loss_names)
             _log.warning(

@@ -38,7 +38,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.describe_save: Callable[[], str] = lambda: "no checkpoint was saved"
-        self._shared = processes.several()
+        self._shared = processes.is_multiprocess()
         self._preemption = self._shared and bool(jax.config.values.get("jax_enable_preemption_service"))
         self._pending = 0
         self._interrupts = 0
@@ -72,6 +72,6 @@ class StopSignals:
             return self.received is not None
         if self._preemption and multihost_utils.reached_preemption_sync_point(next(_polls)):
             self.received = signal.SIGTERM
-        elif agreed := processes.most(self._pending):
+        elif agreed := processes.maximum(self._pending):
             self.received = signal.Signals(agreed)
         return self.received is not None

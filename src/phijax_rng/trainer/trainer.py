@@ -256,7 +256,7 @@ class Trainer:
     def _fit(self, spec: RunSpec, options: Resume) -> FitResult:
         """Plans where to start, restores, and trains, with the directory locked until the run has ended."""
         with (
-            processes.watched(),
+            processes.translate_runtime_errors(),
             StopSignals() as signals,
             locked_plan(self.checkpoints, options) as plan,
         ):
@@ -268,7 +268,7 @@ class Trainer:
 
     def _train(self, spec: RunSpec, run: ResumedRun, signals: StopSignals, seed: int | None) -> FitResult:
         """Trains up to `max_steps`, saving on the way and on every way out."""
-        display = make_progress(self.progress and processes.is_first(), int(run.state.step), self.max_steps)
+        display = make_progress(self.progress and processes.is_primary(), int(run.state.step), self.max_steps)
         session = TrainingSession(
             run,
             checkpoints=self.checkpoints,
@@ -282,7 +282,7 @@ class Trainer:
         try:
             try:
                 # Once more inside: `abandon` then sees a lost process by its own error.
-                with processes.watched():
+                with processes.translate_runtime_errors():
                     self._compile_and_run(spec, run, session, signals)
             except BaseException as error:
                 session.abandon(error)
@@ -341,7 +341,7 @@ class Trainer:
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()
             # The first process decides: clocks differ, and all must call the program for the same steps.
-            (stop,) = processes.agree(session.step + pace.next_count(bound - session.step))
+            (stop,) = processes.broadcast(session.step + pace.next_count(bound - session.step))
             chunk = loop.run(state, stop, source)
             pace.measured(chunk.step - session.step, time.perf_counter() - began)
             state = chunk.state

@@ -95,14 +95,14 @@ class TrainLoop:
         _require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.everywhere
         self._of_state = self._placed.of_state(state)
-        self._halting = self._placed.spread(np.bool_(on_nonfinite != "ignore"))
+        self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
         self._refresh = refresh
         rebuild, self._leaves = self._arguments(source)
-        pin = functools.partial(self._placed.pin, shardings=self._of_state)
+        constrain = functools.partial(self._placed.constrain, shardings=self._of_state)
         recorded = _Recorded(train_step)
         # Leaves on several devices stay apart, or they would have to meet on one.
         together = _SMALL if self._placed.mesh is None else 0
-        parts = _Parts(recorded, rebuild, self._placed.shares.split, pin, together)
+        parts = _Parts(recorded, rebuild, self._placed.shares.split, constrain, together)
         # Jitted so that asking for the shape of a record and the loop itself share one trace.
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
@@ -118,7 +118,7 @@ class TrainLoop:
 
     def place(self, state: TrainState) -> TrainState:
         """`state` on the loop's devices and strong-typed; arrays that are so already are not copied."""
-        return self._placed.put(state)
+        return self._placed.place(state)
 
     def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
         """Updates until `state.step` is `stop`, in calls of at most 4096; none where it is so already.
@@ -158,7 +158,7 @@ class TrainLoop:
     def _call(self, state: TrainState, leaves: Any, stop: int) -> Chunk:
         """One call of the program: up to `stop`, or up to and with an update that is not finite."""
         start = int(jax.device_get(state.step))
-        limit = self._placed.spread(np.int32(stop))  # a bare int trips the transfer guard
+        limit = self._placed.replicate(np.int32(stop))  # a bare int trips the transfer guard
         following, buffers = self._executable(state, leaves, limit, self._halting)
         jax.block_until_ready(following)
         places = np.arange(start, stop) % CAPACITY
@@ -196,7 +196,7 @@ class TrainLoop:
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
         rebuilds, leaves = zip(*map(_split, (in_program(source), self._refresh)), strict=True)
-        return functools.partial(_rebuilt, rebuilds), self._placed.spread(leaves)
+        return functools.partial(_rebuilt, rebuilds), self._placed.replicate(leaves)
 
     def _abstract(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Shapes and dtypes as they will be placed, and where; no dtype is weak."""
@@ -305,14 +305,14 @@ class _Parts:
         train_step: the user's, checked.
         rebuild: `leaves -> [source, refresh]`.
         split: lays the rows of a batch out over the devices, and says which of them count.
-        pin: holds a state where it belongs.
+        constrain: holds a state where it belongs.
         together: the most elements of an array that is tested together with others.
     """
 
     train_step: _Recorded
     rebuild: Callable[[Any], Any]
     split: Callable[..., tuple[Any, Any]]
-    pin: Callable[[TrainState], TrainState]
+    constrain: Callable[[TrainState], TrainState]
     together: int
 
 
@@ -330,14 +330,14 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
         kept = stays_finite(new, old)
         finite, told = finite & kept, [kept & entry for entry in told] or [kept]
-    return parts.pin(updated), [*losses, *diagnostics, *told, finite]
+    return parts.constrain(updated), [*losses, *diagnostics, *told, finite]
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
     """What an update that is left out still does: it spends its step and its runtime key."""
     _, state, _ = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
-    return parts.pin(advanced.replace(step=state.step + 1))
+    return parts.constrain(advanced.replace(step=state.step + 1))
 
 
 def _refreshed(

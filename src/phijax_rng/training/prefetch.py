@@ -58,7 +58,7 @@ class HostFeed:
         assert on_host is not None, "a traceable source needs no prefetch"
         self._on_host = on_host
         self._placement = placement
-        self._inside = inside if placement is None else placement.spread(inside)
+        self._inside = inside if placement is None else placement.replicate(inside)
         self._stop = stop
         first = on_host(start)
         self._count = _stack_size(first)
@@ -109,8 +109,8 @@ class HostFeed:
             return jax.device_put(StackedBatches(start, stacked, self._names), device)
         shares = self._placement.shares
         sizes = tuple(jax.tree.leaves(self._sizes)) if shares.pads else None
-        batches = shares.spread_stacks(stacked, self._sizes)
-        return StackedBatches(self._placement.spread(start), batches, self._names, sizes)
+        batches = shares.shard_stacks(stacked, self._sizes)
+        return StackedBatches(self._placement.replicate(start), batches, self._names, sizes)
 
     def _drawn_alone(self, steps: range, first: Any) -> Any:
         start = steps.start

@@ -47,7 +47,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     names = _asked(source)
     if names is not None and not names:
         return
-    sampler_state = processes.local(sampler_state)  # the host asks one device
+    sampler_state = processes.to_local(sampler_state)  # the host asks one device
     first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
     different = [name for name in first if again.get(name) != first[name]]
     if different:
@@ -58,7 +58,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
         )
     others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
-    if same and not source.fixed and processes.is_first():
+    if same and not source.fixed and processes.is_primary():
         warnings.warn(
             f"the source gives the same {validation.shown(same)} at steps {step} to "
             f"{step + len(others)}. If it means to, "
