@@ -22,6 +22,18 @@ ModelState: TypeAlias = Any
 BalancerState: TypeAlias = Any
 """What a balancer carries from step to step: any pytree of arrays."""
 
+SamplerState: TypeAlias = Any
+"""What an adaptive sampler carries from step to step: any pytree of arrays."""
+
+SamplerStates: TypeAlias = Mapping[str, SamplerState]
+"""The states of the adaptive samplers of a source, by name."""
+
+Tree: TypeAlias = Any
+"""Any pytree."""
+
+Mask: TypeAlias = Mapping[str, jax.Array]
+"""Which rows of a padded batch count: batch name -> bool of shape `(rows,)`."""
+
 BatchSize: TypeAlias = int | Literal["all"]
 Rows: TypeAlias = dict[str, Any]
 """One batch of one sampler: field name -> array whose leading axis counts rows."""

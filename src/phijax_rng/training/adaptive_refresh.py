@@ -10,15 +10,17 @@ refreshes where the uninterrupted one did.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
-from phijax_rng._base.types import Rows
+from phijax_rng._base.frozen import assign
+from phijax_rng._base.types import Rows, SamplerState
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
+from phijax_rng.sampling.protocols import TrainingBatchSource
 from phijax_rng.state import TrainState
 from phijax_rng.training.module import LossModule
 
@@ -26,7 +28,25 @@ from phijax_rng.training.module import LossModule
 _INIT = 2**31
 
 
-def with_sampler_state(state: TrainState, source: Any) -> TrainState:
+@runtime_checkable
+class Refresh(Protocol):
+    """Replaces parts of the state before a batch is drawn; pure and traceable."""
+
+    def __call__(self, state: TrainState, source: TrainingBatchSource) -> TrainState:
+        """The state to draw the batch of `state.step` with."""
+        ...
+
+
+@runtime_checkable
+class CheckedRefresh(Refresh, Protocol):
+    """A refresh that also reports whether its new values are finite; one that is not is left out."""
+
+    def checked(self, state: TrainState, source: TrainingBatchSource) -> tuple[TrainState, jax.Array]:
+        """The state, and a bool of shape `()`."""
+        ...
+
+
+def with_sampler_state(state: TrainState, source: object) -> TrainState:
     """`state` with what every adaptive sampler of `source` starts from, where it holds nothing for it yet."""
     missing = {
         name: sampler.init(keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), _INIT))
@@ -39,13 +59,13 @@ def with_sampler_state(state: TrainState, source: Any) -> TrainState:
     return state.replace(sampler_state=jax.tree.map(jnp.asarray, {**state.sampler_state, **missing}))
 
 
-def adaptive_refresh(module: Any, source: Any) -> "AdaptiveRefresh | None":
+def adaptive_refresh(module: object, source: object) -> "AdaptiveRefresh | None":
     """The refresh of all adaptive samplers of a source; `None` without one."""
     names = tuple(adapt_source(source).adaptive_samplers)
-    return AdaptiveRefresh(module, names) if names else None
+    return AdaptiveRefresh(module, names) if names else None  # type: ignore[arg-type]  # checked there
 
 
-def chained(*refreshes: Any) -> Any:
+def chained(*refreshes: Refresh | None) -> Refresh | None:
     """One refresh for several, in this order, those that are `None` left out; `None` without any."""
     parts = tuple(refresh for refresh in refreshes if refresh is not None)
     return _Chain(parts) if len(parts) > 1 else next(iter(parts), None)
@@ -54,16 +74,16 @@ def chained(*refreshes: Any) -> Any:
 @pytrees.record(data=("parts",))
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    parts: tuple[Any, ...]
+    parts: tuple[Refresh, ...]
 
-    def __call__(self, state: TrainState, source: Any) -> TrainState:
+    def __call__(self, state: TrainState, source: TrainingBatchSource) -> TrainState:
         return self.checked(state, source)[0]
 
-    def checked(self, state: TrainState, source: Any) -> tuple[TrainState, jax.Array]:
-        """The state, and whether those parts that tell found what they renewed finite."""
+    def checked(self, state: TrainState, source: TrainingBatchSource) -> tuple[TrainState, jax.Array]:
+        """The state, and whether the parts that check found their new values finite."""
         finite = jnp.asarray(True)
         for part in self.parts:
-            if hasattr(part, "checked"):
+            if isinstance(part, CheckedRefresh):
                 state, own = part.checked(state, source)
                 finite = finite & own
             else:
@@ -91,23 +111,23 @@ class AdaptiveRefresh:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", validation.names(self.names, "names"))
-        if getattr(self.module, "residuals", None) is None:
+        assign(self, names=validation.names(self.names, "names"))
+        if not isinstance(self.module, LossModule) or self.module.residuals is None:
             raise ValueError(
                 f"samplers[{self.names[0]!r}] follows residuals, and the module has none. "
                 "Pass LossModule(..., residuals=...)."
             )
 
-    def __call__(self, state: TrainState, source: Any) -> TrainState:
+    def __call__(self, state: TrainState, source: TrainingBatchSource) -> TrainState:
         """The state before the batch of `state.step` is drawn.
 
         Args:
             state: before the update of `state.step`.
             source: draws the batches; has the samplers of these names.
         """
-        source = adapt_source(source)
+        adapted = adapt_source(source)
         for name in self.names:
-            state = self._refreshed(name, state, source)
+            state = self._refreshed(name, state, adapted)
         return state
 
     def _refreshed(self, name: str, state: TrainState, source: AdaptedSource) -> TrainState:
@@ -119,7 +139,7 @@ class AdaptiveRefresh:
             )
         sampler, own = source.adaptive_samplers[name], state.sampler_state[name]
 
-        def refresh(own: Any) -> Any:
+        def refresh(own: SamplerState) -> Any:
             key = keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), state.step)
             sampler_key, residual_key = jax.random.split(key)
             batches = source(state.step, state.sampler_state)

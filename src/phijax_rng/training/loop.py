@@ -27,9 +27,11 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.types import Batches, KeyScalar, Mask, Tree
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance, is_trainable
+from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
 from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
@@ -63,7 +65,7 @@ class TrainLoop:
         state: TrainState,
         source: Any,
         *,
-        refresh: Any = None,
+        refresh: Refresh | None = None,
         on_nonfinite: str = "raise",
         device: Any = None,
         placement: Placement | None = None,
@@ -155,7 +157,7 @@ class TrainLoop:
             state = chunk.state
         return joined(chunks)
 
-    def _call(self, state: TrainState, leaves: Any, stop: int) -> Chunk:
+    def _call(self, state: TrainState, leaves: Tree, stop: int) -> Chunk:
         """One call of the program: up to `stop`, or up to and with an update that is not finite."""
         start = int(jax.device_get(state.step))
         limit = self._placed.replicate(np.int32(stop))  # a bare int trips the transfer guard
@@ -184,7 +186,7 @@ class TrainLoop:
         records = dict(zip(self.names, (column[:count] for column in columns), strict=False))
         return Chunk(following, end, start, records, nonfinite, unbalanced)
 
-    def _before_last(self, state: TrainState, leaves: Any, halted: Chunk) -> tuple[Chunk, Chunk]:
+    def _before_last(self, state: TrainState, leaves: Tree, halted: Chunk) -> tuple[Chunk, Chunk]:
         """The last update of `halted`, as a chunk of its own, and the chunk of those before it, run again."""
         while halted.step - halted.start > 1:
             again = self._call(state, leaves, halted.step - 1)
@@ -206,7 +208,7 @@ class TrainLoop:
             *(jax.tree.map(self._abstract_other, other) for other in others),
         )
 
-    def _abstract_other(self, leaf: Any) -> jax.ShapeDtypeStruct:
+    def _abstract_other(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
         """The same of a leaf that is placed already, or goes everywhere."""
         return _abstract(leaf, leaf.sharding if isinstance(leaf, jax.Array) else self._sharding)
 
@@ -215,7 +217,7 @@ class TrainLoop:
         return {} if self._placed.mesh is None else {"out_shardings": (self._of_state, self._sharding)}
 
 
-def _require_step(train_step: Any, pads: bool) -> None:
+def _require_step(train_step: TrainStep, pads: bool) -> None:
     arguments = ("state", "batches", "key")
     if pads:
         require_mask(train_step, "train_step takes")
@@ -224,7 +226,7 @@ def _require_step(train_step: Any, pads: bool) -> None:
         validation.takes(train_step, "train_step", *arguments)
 
 
-def _abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     dtype = leaf.dtype if keys.is_typed_key(leaf) else jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding)
 
@@ -237,7 +239,9 @@ class _Recorded:
         self.names: tuple[str, ...] = ()
         self.loss_names: tuple[str, ...] = ()
 
-    def __call__(self, state: TrainState, batches: Any, key: Any, mask: Any) -> tuple[TrainState, StepOutput]:
+    def __call__(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None
+    ) -> tuple[TrainState, StepOutput]:
         options = {} if mask is None else {"mask": mask}
         following, output = self._train_step(state, batches, key, **options)
         if not isinstance(output, StepOutput):
@@ -256,7 +260,7 @@ class _Recorded:
         return following, output
 
 
-def _split(part: Any) -> tuple[Callable[[Any], Any], list[Any]]:
+def _split(part: object) -> tuple[Callable[[Any], Any], list[Any]]:
     """How to rebuild a pytree from its leaves, and these; what is no pytree is rebuilt from nothing."""
     if jax.tree_util.all_leaves([part]):
         return lambda leaves: part, []
@@ -269,7 +273,7 @@ def _rebuilt(rebuilds: Sequence[Callable[[Any], Any]], leaves: Sequence[Any]) ->
 
 
 def _program(
-    update: Callable[..., Any], state: TrainState, leaves: Any, stop: jax.Array, halting: jax.Array
+    update: Callable[..., Any], state: TrainState, leaves: Tree, stop: jax.Array, halting: jax.Array
 ) -> tuple[TrainState, list[jax.Array]]:
     """Updates from `state.step` up to `stop`, and the record of each."""
     record = jax.eval_shape(update, state, leaves)[1]
@@ -316,7 +320,7 @@ class _Parts:
     together: int
 
 
-def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, list[jax.Array]]:
+def _update(parts: _Parts, state: TrainState, leaves: Tree) -> tuple[TrainState, list[jax.Array]]:
     """One update, and its record, the last entry whether all was finite."""
     source, state, told = _refreshed(parts, state, leaves)
     batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
@@ -333,7 +337,7 @@ def _update(parts: _Parts, state: TrainState, leaves: Any) -> tuple[TrainState, 
     return parts.constrain(updated), [*losses, *diagnostics, *told, finite]
 
 
-def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
+def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
     """What an update that is left out still does: it spends its step and its runtime key."""
     _, state, _ = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
@@ -341,7 +345,7 @@ def _left_out(parts: _Parts, state: TrainState, leaves: Any) -> TrainState:
 
 
 def _refreshed(
-    parts: _Parts, state: TrainState, leaves: Any
+    parts: _Parts, state: TrainState, leaves: Tree
 ) -> tuple[InProgramSource, TrainState, list[jax.Array]]:
     """The source, the state to draw with, and whether what was renewed is finite, if the refresh tells."""
     source, refresh = parts.rebuild(leaves)
@@ -349,7 +353,7 @@ def _refreshed(
         return source, state, []
     # A refresh of the user's may call what else the user's source has.
     given = source.source if isinstance(source, AdaptedSource) else source
-    if not hasattr(refresh, "checked"):
+    if not isinstance(refresh, CheckedRefresh):
         return source, refresh(state, given), []
     state, finite = refresh.checked(state, given)
     return source, state, [finite]
@@ -373,7 +377,7 @@ def _zeros(array: jax.Array) -> jax.Array:
     return (jnp.abs(zeros) if jnp.iscomplexobj(zeros) else zeros).astype(jnp.float32)
 
 
-def _require_same_types(following: Any, state: TrainState) -> None:
+def _require_same_types(following: TrainState, state: TrainState) -> None:
     if not isinstance(following, TrainState):
         raise TypeError(
             f"train_step must return a TrainState first, got {following!r}. Use state.replace(...)."
@@ -397,7 +401,7 @@ def _require_same_types(following: Any, state: TrainState) -> None:
             )
 
 
-def _dtype(leaf: Any) -> Any:
+def _dtype(leaf: jax.Array) -> Any:
     return leaf.dtype if keys.is_typed_key(leaf) else jnp.result_type(leaf)
 
 

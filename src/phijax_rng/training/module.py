@@ -28,7 +28,8 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
-from phijax_rng._base.types import Batches, KeyScalar
+from phijax_rng._base.frozen import assign
+from phijax_rng._base.types import Batches, KeyScalar, ModelState
 from phijax_rng.devices import row_masks
 
 _OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
@@ -102,9 +103,9 @@ class LossModule:
             require_parameters(self.residuals, "residuals", *arguments, offered=offered)
         if self.predict is not None:
             validation.takes(self.predict, "predict", "model_state", "inputs")
-        object.__setattr__(self, "batch_keys", validation.names(self.batch_keys, "batch_keys"))
+        assign(self, batch_keys=validation.names(self.batch_keys, "batch_keys"))
         if self.loss_names is not None:
-            object.__setattr__(self, "loss_names", validation.names(self.loss_names, "loss_names"))
+            assign(self, loss_names=validation.names(self.loss_names, "loss_names"))
 
     @property
     def wants_key(self) -> bool:
@@ -117,7 +118,7 @@ class LossModule:
         return names_mask(self.losses)
 
     def evaluate(
-        self, model_state: Any, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
+        self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
     ) -> StepOutput:
         """`losses` called with what it asks for, its answer as a `StepOutput`.
 
@@ -142,7 +143,9 @@ class LossModule:
             scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
         )
 
-    def residual_rows(self, model_state: Any, batches: Batches, key: KeyScalar) -> Mapping[str, jax.Array]:
+    def residual_rows(
+        self, model_state: ModelState, batches: Batches, key: KeyScalar
+    ) -> Mapping[str, jax.Array]:
         """`residuals` called with what it asks for.
 
         Raises:
@@ -176,7 +179,9 @@ def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any
     return [offered[name] for name in placed], named
 
 
-def require_parameters(fn: Any, name: str, *arguments: str, offered: tuple[str, ...] = ("key",)) -> None:
+def require_parameters(
+    fn: Callable[..., object], name: str, *arguments: str, offered: tuple[str, ...] = ("key",)
+) -> None:
     """Raises unless `called` can call it with arguments of these names, and what is offered beside them."""
     validation.function(fn, name)
     try:
@@ -207,7 +212,7 @@ def require_mask(fn: Callable[..., Any], what: str) -> None:
         )
 
 
-def _require_free(losses: Any, name: str) -> None:
+def _require_free(losses: Callable[..., object], name: str) -> None:
     if isinstance(losses, functools.partial) and name in losses.keywords:
         raise ValueError(
             f"losses is a functools.partial that binds {name}, which the {_OFFERED[name]} would replace. "
@@ -256,7 +261,7 @@ def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
     return values
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether it is a number or an array of numbers, booleans or keys, traced or not."""
     if isinstance(value, (bool, int, float, complex)):
         return True

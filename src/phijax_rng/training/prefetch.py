@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.types import SamplerStates, Step, Tree
 from phijax_rng.devices import row_masks
 from phijax_rng.devices.placement import Placement
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
@@ -87,7 +88,7 @@ class HostFeed:
         assert stack is not None, "there is no stack from the last step on"
         return stack
 
-    def _stacked(self, start: int, first: Any = None) -> "StackedBatches | MixedBatches | None":
+    def _stacked(self, start: int, first: Tree = None) -> "StackedBatches | MixedBatches | None":
         steps = range(start, min(start + self._count, self._stop))
         if not steps:
             return None
@@ -103,7 +104,7 @@ class HostFeed:
         placed = self._placed(np.int32(start), stacked)
         return placed if self._inside is None else MixedBatches(placed, self._inside, self._all_names)
 
-    def _placed(self, start: Any, stacked: Any) -> "StackedBatches":
+    def _placed(self, start: Any, stacked: Tree) -> "StackedBatches":
         if self._placement is None or self._placement.mesh is None:
             device = None if self._placement is None else self._placement.everywhere
             return jax.device_put(StackedBatches(start, stacked, self._names), device)
@@ -112,7 +113,7 @@ class HostFeed:
         batches = shares.shard_stacks(stacked, self._sizes)
         return StackedBatches(self._placement.replicate(start), batches, self._names, sizes)
 
-    def _drawn_alone(self, steps: range, first: Any) -> Any:
+    def _drawn_alone(self, steps: range, first: Tree) -> Any:
         start = steps.start
         batches = [first if first is not None and step == start else self._on_host(step) for step in steps]
         columns = [_columns(batch, self._names, step) for batch, step in zip(batches, steps, strict=True)]
@@ -134,21 +135,21 @@ class StackedBatches:
     traceable = True
 
     def __init__(
-        self, start: Any, batches: Any, names: tuple[str, ...] | None, sizes: tuple[int, ...] | None = None
+        self, start: Any, batches: Tree, names: tuple[str, ...] | None, sizes: tuple[int, ...] | None = None
     ):
         self.start = start
         self.batches = batches
         self.names = names
         self.sizes = sizes
 
-    def __call__(self, step: Any, sampler_state: Any = None) -> Any:
+    def __call__(self, step: Step, sampler_state: SamplerStates | None = None) -> Any:
         """The batch of a step in range, its true rows alone; may be traced."""
         batches, sizes = self.filled(step)
         if sizes is None:
             return batches
         return {name: jax.tree.map(_first_rows, rows, sizes[name]) for name, rows in batches.items()}
 
-    def filled(self, step: Any, sampler_state: Any = None) -> tuple[Any, Any]:
+    def filled(self, step: Step, sampler_state: SamplerStates | None = None) -> tuple[Any, Any]:
         """The batch of a step as it lies, and how many rows of each array are true; `None` for all."""
         place = step - self.start
 
@@ -160,7 +161,7 @@ class StackedBatches:
             return picked, None
         return picked, self._named(jax.tree.unflatten(jax.tree.structure(self.batches), self.sizes))
 
-    def _named(self, columns: Any) -> Any:
+    def _named(self, columns: Tree) -> Any:
         return columns if self.names is None else dict(zip(self.names, columns, strict=True))
 
 
@@ -186,12 +187,12 @@ class MixedBatches:
         """The samplers that draw in the program, by name."""
         return self.inside.samplers
 
-    def __call__(self, step: Any, sampler_state: Any = None) -> Any:
+    def __call__(self, step: Step, sampler_state: SamplerStates | None = None) -> Any:
         """The batch of a step in range; may be traced."""
         batches = {**self.fed(step), **self.inside(step, sampler_state)}
         return {name: batches[name] for name in self.names}
 
-    def filled(self, step: Any, sampler_state: Any = None) -> tuple[Any, Any]:
+    def filled(self, step: Step, sampler_state: SamplerStates | None = None) -> tuple[Any, Any]:
         """The batch of a step, fed rows as they lie, and how many of each array are true; `None` for all."""
         fed, sizes = self.fed.filled(step)
         drawn = self.inside(step, sampler_state)
@@ -218,7 +219,7 @@ def make_feed(
     return ResidentFeed(source) if source.traceable else HostFeed(source, start, stop, placement)
 
 
-def _columns(batch: Any, names: tuple[str, ...] | None, step: int) -> Any:
+def _columns(batch: Tree, names: tuple[str, ...] | None, step: int) -> Any:
     if names is None:
         return batch
     if not isinstance(batch, Mapping) or set(batch) != set(names):
@@ -253,6 +254,6 @@ def _first_rows(rows: jax.Array, size: int) -> jax.Array:
     return rows[:size] if size else rows
 
 
-def _stack_size(batch: Any) -> int:
+def _stack_size(batch: Tree) -> int:
     size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
     return max(1, min(_STACK_STEPS, _STACK_BYTES // max(size, 1)))

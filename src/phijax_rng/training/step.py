@@ -18,7 +18,7 @@ import optax
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.types import Batches, KeyScalar
+from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState, Rows
 from phijax_rng.state import TrainState, is_trainable, merge, trainable
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
@@ -119,7 +119,7 @@ class LossTrainStep:
         """
         params = trainable(state.model_state)
 
-        def objective(params: Any) -> tuple[jax.Array, Any]:
+        def objective(params: ModelState) -> tuple[jax.Array, Any]:
             model_state = merge(params, state.model_state)
             variables, losses, diagnostics = self._evaluate(model_state, batches, key, mask)
             total, observed = self._combine(losses.named(), state)
@@ -150,10 +150,12 @@ class LossTrainStep:
         diagnosed = {**diagnostics.named(), **{f"weight/{name}": weight for name, weight in weights.items()}}
         return following, StepOutput(recorded, diagnostics=diagnosed)
 
-    def _evaluate(self, model_state: Any, batches: Batches, key: KeyScalar, mask: Any) -> _Evaluated:
+    def _evaluate(
+        self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mask | None
+    ) -> _Evaluated:
         """The replaced leaves of the model state, the losses and the diagnostics of a step."""
 
-        def evaluate(variables: Any, batches: Batches, key: KeyScalar) -> _Evaluated:
+        def evaluate(variables: ModelState, batches: Batches, key: KeyScalar) -> _Evaluated:
             given = merge(variables, model_state)
             output = self.module.evaluate(given, batches, key, mask)
             replaced = _replaced_leaves(output.model_state, given)
@@ -186,11 +188,11 @@ class LossTrainStep:
 
 
 def _one_by_one(
-    evaluate: Callable[..., _Evaluated], model_state: Any, slices: _Pairs, keys: Any
+    evaluate: Callable[..., _Evaluated], model_state: ModelState, slices: _Pairs, keys: jax.Array
 ) -> _Evaluated:
     """`evaluate` over the micro-batches, in order; losses averaged, variables carried."""
 
-    def turn(variables: Any, inputs: Any) -> Any:
+    def turn(variables: ModelState, inputs: tuple[_Pairs, KeyScalar]) -> Any:
         rows, own_key = inputs
         replaced, losses, diagnostics = evaluate(variables, rows.named(), own_key)
         return replaced, (losses, diagnostics)
@@ -206,10 +208,10 @@ def _one_by_one(
     return variables, losses, diagnostics
 
 
-def _sliced(rows: Any, name: str, count: int) -> Any:
+def _sliced(rows: Rows, name: str, count: int) -> Any:
     """Every array of a batch with a leading axis of micro-batches."""
 
-    def cut(path: Any, array: Any) -> jax.Array:
+    def cut(path: Any, array: jax.Array) -> jax.Array:
         if not jnp.ndim(array) or jnp.shape(array)[0] % count:
             where = f"batches[{name!r}]{jax.tree_util.keystr(path)}"
             raise ValueError(
@@ -226,16 +228,16 @@ def _summary(values: jax.Array) -> jax.Array:
     return jnp.mean(values, axis=0) if jnp.issubdtype(values.dtype, jnp.inexact) else values[-1]
 
 
-def _none_of(model_state: Any) -> Any:
+def _none_of(model_state: ModelState) -> Any:
     """`model_state` with `None` in place of every leaf."""
     return jax.tree.map(lambda leaf: None, model_state)
 
 
-def _is_none(leaf: Any) -> bool:
+def _is_none(leaf: object) -> bool:
     return leaf is None
 
 
-def _descent_direction(grad: Any, variable: Any) -> Any:
+def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> Any:
     """The gradient of a parameter; zero for a variable, which the optimizer must not move."""
     if grad is None:
         return None
@@ -245,13 +247,13 @@ def _descent_direction(grad: Any, variable: Any) -> Any:
     return jnp.conj(grad) if jnp.iscomplexobj(grad) else grad
 
 
-def _replaced_leaves(returned: Any, given: Any) -> Any:
+def _replaced_leaves(returned: ModelState | None, given: ModelState) -> Any:
     """The leaves of `returned` that are not those of `given`; `None` in place of the others."""
     if returned is None:
         return _none_of(given)
     _require_same_structure(returned, given)
 
-    def replaced(new: Any, old: Any) -> Any:
+    def replaced(new: jax.Array, old: jax.Array) -> Any:
         return None if new is old else jax.lax.stop_gradient(jnp.asarray(new)) if is_trainable(old) else new
 
     variables = jax.tree.map(replaced, returned, given)
@@ -266,7 +268,7 @@ def _replaced_leaves(returned: Any, given: Any) -> Any:
     return variables
 
 
-def _require_same_structure(returned: Any, given: Any) -> None:
+def _require_same_structure(returned: ModelState | None, given: ModelState) -> None:
     before, after = (str(jax.tree.structure(tree)) for tree in (given, returned))
     if before != after:
         raise ValueError(

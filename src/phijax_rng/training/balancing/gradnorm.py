@@ -10,13 +10,13 @@ learning (Chen et al., ICML 2018), which also looks at the rates of training.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base.types import BatchSizes, KeyScalar
+from phijax_rng._base.types import Batches, BatchSizes, KeyScalar, ModelState
 from phijax_rng.state import merge, trainable
 from phijax_rng.training.balancing.weights import (
     WeightedSum,
@@ -25,6 +25,7 @@ from phijax_rng.training.balancing.weights import (
     moving_average,
     sum_of_squares,
 )
+from phijax_rng.training.module import LossModule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,14 +70,19 @@ class GradNormBalancer(WeightedSum):
         return {"norms": jnp.zeros_like(weights), "weights": weights}
 
     def update(
-        self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Mapping[str, jax.Array]
+        self,
+        module: LossModule,
+        model_state: ModelState,
+        batches: Batches,
+        key: KeyScalar,
+        state: Mapping[str, jax.Array],
     ) -> dict[str, jax.Array]:
         """The state with these gradients taken in; see `AdaptiveBalancer`."""
         parameters = trainable(model_state)
 
         # One loss after the other: XLA then leaves out of each pass what the other losses need.
         def norm(name: str) -> jax.Array:
-            def loss(parameters: Any) -> jax.Array:
+            def loss(parameters: ModelState) -> jax.Array:
                 return module.evaluate(merge(parameters, model_state), batches, key).losses[name]
 
             value, gradient = jax.value_and_grad(loss)(parameters)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import validation
-from phijax_rng._base.types import BatchSizes, KeyScalar
+from phijax_rng._base.types import Batches, BatchSizes, KeyScalar, ModelState
 from phijax_rng.state import merge, trainable
 from phijax_rng.training.balancing.weights import (
     WeightedSum,
@@ -30,6 +30,7 @@ from phijax_rng.training.balancing.weights import (
     moving_average,
     sum_of_squares,
 )
+from phijax_rng.training.module import LossModule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,22 +80,27 @@ class NTKBalancer(WeightedSum):
         weights = initial_vector(self.loss_names, self.initial_weights)
         return {"traces": jnp.zeros_like(weights), "weights": weights}
 
-    def check_module(self, module: Any) -> None:
+    def check_module(self, module: LossModule) -> None:
         """Raises if the module has no residuals to differentiate."""
-        if getattr(module, "residuals", None) is None:
+        if module.residuals is None:
             raise ValueError(
                 "NTKBalancer needs the rows of residuals of each loss, and the module has no `residuals`. "
                 "Pass LossModule(..., residuals=...), or balance with GradNormBalancer."
             )
 
     def update(
-        self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Mapping[str, jax.Array]
+        self,
+        module: LossModule,
+        model_state: ModelState,
+        batches: Batches,
+        key: KeyScalar,
+        state: Mapping[str, jax.Array],
     ) -> dict[str, jax.Array]:
         """The state with the kernel at these points taken in; see `AdaptiveBalancer`."""
         shapes = jax.eval_shape(lambda: module.residual_rows(model_state, batches, key))
         _require_residuals(shapes, self.loss_names)
 
-        def row(name: str, index: jax.Array, parameters: Any) -> jax.Array:
+        def row(name: str, index: jax.Array, parameters: ModelState) -> jax.Array:
             """The residual of one point, which `_trace` differentiates."""
             merged = merge(parameters, model_state)
             return module.residual_rows(merged, _row(batches, index), key)[name]
@@ -115,7 +121,7 @@ class NTKBalancer(WeightedSum):
             "weights": moving_average(self.moving_average_coefficient, weights, target),
         }
 
-    def _trace(self, residual: Callable[..., jax.Array], parameters: Any, num_rows: int) -> jax.Array:
+    def _trace(self, residual: Callable[..., jax.Array], parameters: ModelState, num_rows: int) -> jax.Array:
         """The mean of the kernel's diagonal over the rows of one term."""
 
         def diagonal(index: jax.Array) -> jax.Array:
@@ -136,7 +142,7 @@ def _row(batches: Mapping[str, Any], index: jax.Array) -> dict[str, Any]:
     return {name: jax.tree.map(pick, rows) for name, rows in batches.items()}
 
 
-def _require_residuals(shapes: Any, names: tuple[str, ...]) -> None:
+def _require_residuals(shapes: Mapping[str, jax.ShapeDtypeStruct], names: tuple[str, ...]) -> None:
     validation.mapping(shapes, "the residuals of the module")
     missing = [name for name in names if name not in shapes]
     if missing:
@@ -146,7 +152,7 @@ def _require_residuals(shapes: Any, names: tuple[str, ...]) -> None:
         )
 
 
-def _num_rows(shape: Any, name: str) -> int:
+def _num_rows(shape: jax.ShapeDtypeStruct, name: str) -> int:
     if not shape.shape or shape.shape[0] == 0:
         raise ValueError(
             f"residuals[{name!r}] must have one row for each point, got shape {shape.shape}. "

@@ -19,7 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from phijax_rng._base.types import KeyScalar
+from phijax_rng._base.types import BalancerState, Batches, KeyScalar, ModelState
+from phijax_rng.training.module import LossModule
 
 
 @runtime_checkable
@@ -35,11 +36,11 @@ class LossBalancer(Protocol):
         """The state before the first step, a pytree of arrays."""
         ...
 
-    def combine(self, losses: Mapping[str, jax.Array], state: Any) -> jax.Array:
+    def combine(self, losses: Mapping[str, jax.Array], state: BalancerState) -> jax.Array:
         """One scalar; its gradient trains the model. May be traced."""
         ...
 
-    def diagnostics(self, state: Any) -> Mapping[str, jax.Array]:
+    def diagnostics(self, state: BalancerState) -> Mapping[str, jax.Array]:
         """The weights in use, by loss name; recorded as `weight/<name>` if the balancer adapts."""
         ...
 
@@ -59,7 +60,14 @@ class AdaptiveBalancer(LossBalancer, Protocol):
 
     update_every_n_steps: int
 
-    def update(self, module: Any, model_state: Any, batches: Any, key: KeyScalar, state: Any) -> Any:
+    def update(
+        self,
+        module: LossModule,
+        model_state: ModelState,
+        batches: Batches,
+        key: KeyScalar,
+        state: BalancerState,
+    ) -> Any:
         """The next state, of the same structure, shapes and dtypes. Traced.
 
         A state in which a finite number became one that is not is never taken over. `on_nonfinite="raise"`
@@ -79,7 +87,7 @@ class AdaptiveBalancer(LossBalancer, Protocol):
 class ObservingBalancer(LossBalancer, Protocol):
     """Renews its state at every step, from the losses of that step."""
 
-    def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Any) -> Any:
+    def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: BalancerState) -> Any:
         """The next state, with which these losses are then combined. Traced.
 
         Args:

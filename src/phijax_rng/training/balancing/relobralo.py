@@ -11,7 +11,7 @@ losses that the step computes anyway, so it costs next to nothing.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,9 @@ class ReLoBRaLoBalancer(WeightedSum):
         zeros = jnp.zeros_like(ones)
         return {"first": zeros, "previous": zeros, "seen": jnp.asarray(False), "weights": ones}
 
-    def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Any) -> dict[str, jax.Array]:
+    def observe(
+        self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
         """The state with the losses of this step taken in; see `ObservingBalancer`."""
         now = jnp.stack([jnp.asarray(losses[name], jnp.float32) for name in self.loss_names])
         stays = jax.random.bernoulli(key, jnp.float32(self.lookback))

@@ -18,6 +18,7 @@ from phijax_rng import keys
 from phijax_rng._base import pytrees
 from phijax_rng._base.types import KeyScalar, Rows, Step
 from phijax_rng.sampling.adapters import adapt_source
+from phijax_rng.sampling.protocols import TrainingBatchSource
 from phijax_rng.state import TrainState
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, stays_finite
 from phijax_rng.training.module import LossModule
@@ -62,11 +63,11 @@ class BalancerRefresh:
         since = jnp.asarray(step, jnp.int32) - self.update_start_step
         return (since >= 0) & (since % self.update_every_n_steps == 0)
 
-    def __call__(self, state: TrainState, source: Any) -> TrainState:
+    def __call__(self, state: TrainState, source: TrainingBatchSource) -> TrainState:
         """The state that the update from `state.step` starts with. May be traced."""
         return self.checked(state, source)[0]
 
-    def checked(self, state: TrainState, source: Any) -> tuple[TrainState, jax.Array]:
+    def checked(self, state: TrainState, source: TrainingBatchSource) -> tuple[TrainState, jax.Array]:
         """The same, and whether the update of the balancer was finite, or not due: bool of shape `()`.
 
         One that is not finite is left out.
@@ -78,7 +79,7 @@ class BalancerRefresh:
         )
         return state.replace(balancer_state=renewed), finite
 
-    def _updated(self, state: TrainState, source: Any) -> tuple[Any, jax.Array]:
+    def _updated(self, state: TrainState, source: TrainingBatchSource) -> tuple[Any, jax.Array]:
         if self.batches is None:
             batches = adapt_source(source)(state.step, state.sampler_state)
         else:
@@ -94,7 +95,7 @@ class BalancerRefresh:
 def make_refresh(
     balancer: AdaptedBalancer,
     module: LossModule,
-    source: Any,
+    source: TrainingBatchSource,
     balancer_key: KeyScalar,
     batch_keys: tuple[str, ...],
     *,

@@ -11,7 +11,7 @@ from vanishing. It reads the losses that the step computes anyway, so it costs n
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,9 @@ class UncertaintyBalancer:
         """The weights, by loss name."""
         return by_name(self.loss_names, _weights(state))
 
-    def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Any) -> dict[str, jax.Array]:
+    def observe(
+        self, losses: Mapping[str, jax.Array], key: KeyScalar, state: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
         """One step of Adam on the logarithms; see `ObservingBalancer`.
 
         This step's losses are combined with the logarithms before it, as in a joint update of all

@@ -9,6 +9,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
+from phijax_rng._base.types import Tree
 
 
 class WeightedSum:
@@ -25,7 +26,9 @@ class WeightedSum:
         return by_name(self.loss_names, state["weights"])
 
 
-def weighted_sum(names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: Any) -> jax.Array:
+def weighted_sum(
+    names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: jax.typing.ArrayLike
+) -> jax.Array:
     """The dot product of weights and losses in the order of `names`, float32 (float64 when a loss is)."""
     values = jnp.stack([jnp.asarray(losses[name]) for name in names])
     dtype = jnp.promote_types(values.dtype, jnp.float32)
@@ -47,7 +50,7 @@ def moving_average(coefficient: float, old: jax.Array, new: jax.Array) -> jax.Ar
     return np.float32(coefficient) * old + np.float32(1 - coefficient) * new
 
 
-def sum_of_squares(tree: Any) -> jax.Array:
+def sum_of_squares(tree: Tree) -> jax.Array:
     """The squared Euclidean norm of all leaves together, float32."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
     return sum((jnp.sum(jnp.abs(leaf) ** 2).astype(jnp.float32) for leaf in leaves), jnp.float32(0))
@@ -83,7 +86,7 @@ def checked_sizes(sizes: Any) -> Any:
     }
 
 
-def fraction(value: Any, name: str) -> float:
+def fraction(value: float, name: str) -> float:
     """`value` as a float in [0, 1)."""
     validation.finite_number(value, name)
     if not 0 <= value < 1:
@@ -91,7 +94,7 @@ def fraction(value: Any, name: str) -> float:
     return float(value)
 
 
-def checked_weights(weights: Any, names: tuple[str, ...] | None, label: str) -> dict[str, float]:
+def checked_weights(weights: object, names: tuple[str, ...] | None, label: str) -> dict[str, float]:
     """The weights by name, each one finite, not negative and for one of `names`."""
     if weights is None:
         return {}
