@@ -342,7 +342,7 @@ def test_a_balancer_that_does_not_give_one_scalar_is_refused():
         step(state, BATCHES, KEY)
     assert str(caught.value) == (
         "Own.combine must return one real scalar, got float32[2]. "
-        "Mend it: its gradient is what trains the model."
+        "Fix it: its gradient is what trains the model."
     )
 
 
