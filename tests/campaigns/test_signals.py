@@ -27,16 +27,12 @@ PER_RUN = 5
 )
 def test_every_signal_leaves_a_checkpoint_at_the_step_where_the_run_stopped(tmp_path, capsys, number, code):
     problem = _problems.dropout()
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
     rng = np.random.default_rng(11 + number)
     met: collections.Counter[str] = collections.Counter()
     for index in range(SIGNALS):
         folder = tmp_path / f"run-{index // PER_RUN}"
         before = Checkpoints(folder).latest_step or 0
-        lines = signalled(folder, number, code, delay=rng.uniform(0.05, SECONDS), env=cache)
+        lines = signalled(folder, number, code, delay=rng.uniform(0.05, SECONDS))
         shown = [int(step) for step in re.findall(r"^step (\d+)/", "\n".join(lines), re.MULTILINE)]
         checkpoints = Checkpoints(folder)
         stopped = checkpoints.latest_step
@@ -50,9 +46,9 @@ def test_every_signal_leaves_a_checkpoint_at_the_step_where_the_run_stopped(tmp_
         print(f"\n{SIGNALS} times {signal.Signals(number).name}: {dict(met)}")
 
 
-def signalled(folder, number, code, *, delay, env):
+def signalled(folder, number, code, *, delay):
     """The lines of one start of the run, which got the signal this long after it said "fitting"."""
-    with start_python(_kills.SCRIPT, folder, FAR, "exit", "announce", env=env) as child:
+    with start_python(_kills.SCRIPT, folder, FAR, "exit", "announce") as child:
         wait_for_line(child, "fitting")
         time.sleep(delay)
         child.send_signal(number)

@@ -9,7 +9,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +45,9 @@ class Start:
     returncode: int
 
 
-def run_once(
-    folder: Path, max_steps: int, delay: float | None = None, env: Mapping[str, str] | None = None
-) -> Start:
+def run_once(folder: Path, max_steps: int, delay: float | None = None) -> Start:
     """Start the run, and kill it this many seconds after its first line unless it ends before."""
-    with start_python(SCRIPT, folder, max_steps, env=env) as child:
+    with start_python(SCRIPT, folder, max_steps) as child:
         lines = [next(child.stdout, "")]
         began = time.perf_counter()
         killer = threading.Timer(0 if delay is None else delay, child.send_signal, [signal.SIGKILL])
@@ -70,7 +67,6 @@ def run_until_done(
     *,
     per_step: float,
     kills: int,
-    env: Mapping[str, str] | None = None,
 ) -> list[Kill]:
     """Start the run until it is done, killing it up to `kills` times on the way."""
     made: list[Kill] = []
@@ -79,7 +75,7 @@ def run_until_done(
         left = max_steps - before
         # A run that has saved its last step is let go: there is nothing in it to interrupt.
         delay = rng.uniform(0, per_step * left) if left and len(made) < kills else None
-        start = run_once(folder, max_steps, delay, env)
+        start = run_once(folder, max_steps, delay)
         report = "\n".join(start.lines)
         if start.returncode == 0:
             assert start.lines[-1] == f"done {max_steps}", report
