@@ -35,7 +35,7 @@ from phijax_rng import (
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import DATA_AXIS
-from phijax_rng.training.prefetch import make_feed
+from phijax_rng.training.prefetch import open_source
 from tests import _problems
 
 STEPS = 50
@@ -126,7 +126,7 @@ def masked_batches(placement: Any, own: NamedBatchSource, steps: int) -> tuple[l
         "mask": {name: np.zeros(filled(len(rows["inputs"])), bool) for name, rows in shapes.items()},
     }
     state = initialize_train_state(kept, NoOptimizer(), {}, keys.split_root(5))
-    feed = make_feed(prepared, 0, steps, placement)
+    feed = open_source(prepared, 0, steps, placement)
     try:
         loop = TrainLoop(KeepMasked(), state, feed.source, placement=placement)
         state, seen = loop.place(state), []
@@ -365,7 +365,7 @@ def fed_batches(placement: Any, source: NamedBatchSource, steps: int) -> list[An
         "box": {"inputs": np.zeros((8, 1), np.float32)},
     }
     state = initialize_train_state(shapes, NoOptimizer(), {}, keys.split_root(5))
-    feed = make_feed(source.prepare(placement.home), 0, steps, placement)
+    feed = open_source(source.prepare(placement.home), 0, steps, placement)
     try:
         loop = TrainLoop(Keep(), state, feed.source, placement=placement)
         state, seen = loop.place(state), []

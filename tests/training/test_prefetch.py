@@ -39,7 +39,7 @@ def fit(problem, source, stop=STOP, *, state=None, **options):
 
 
 def feed_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("phijax_rng-feed")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("phijax_rng-prefetch")]
 
 
 @pytest.mark.parametrize("problem", [_problems.heat, _problems.dropout])
@@ -69,13 +69,13 @@ def test_stack_sizes_do_not_change_what_a_host_source_gives(monkeypatch, stack):
 def test_a_batch_larger_than_the_budget_makes_stacks_of_one_step(monkeypatch):
     problem = _problems.dropout()
     monkeypatch.setattr(prefetch, "_STACK_BYTES", 1)
-    feed = prefetch.HostFeed(HostSource(problem), 0, 10)
+    feed = prefetch.Prefetcher(HostSource(problem), 0, 10)
     try:
         assert feed.at(0)[1] == 1
     finally:
         feed.close()
     monkeypatch.undo()
-    feed = prefetch.HostFeed(HostSource(problem), 0, 100)
+    feed = prefetch.Prefetcher(HostSource(problem), 0, 100)
     try:
         assert feed.at(0)[1] == 64
     finally:
@@ -103,7 +103,7 @@ def test_names_reach_the_train_step_in_the_order_of_the_source():
         seen.append(tuple(batches))
         return LossTrainStep(problem.module, problem.optimizer)(state, batches, key)
 
-    feed = prefetch.HostFeed(HostSource(problem), 0, 10)
+    feed = prefetch.Prefetcher(HostSource(problem), 0, 10)
     try:
         TrainLoop(train_step, problem.state(), feed.source)
     finally:
@@ -133,12 +133,12 @@ def test_a_numpy_callable_is_asked_at_every_step_and_not_traced():
 
 def test_a_traceable_source_is_resident_and_any_other_callable_is_not():
     source = _problems.dropout().source()
-    assert isinstance(prefetch.make_feed(source, 0, 10), prefetch.ResidentFeed)
-    feed = prefetch.make_feed(functools.partial(source), 0, 10)
-    assert isinstance(feed, prefetch.HostFeed)
+    assert isinstance(prefetch.open_source(source, 0, 10), prefetch.InProgramSource)
+    feed = prefetch.open_source(functools.partial(source), 0, 10)
+    assert isinstance(feed, prefetch.Prefetcher)
     feed.close()
     with pytest.raises(TypeError, match=r"^source must be callable, got 5\. Pass a function\.$"):
-        prefetch.make_feed(5, 0, 10)
+        prefetch.open_source(5, 0, 10)
 
 
 # Faults of a source
@@ -233,7 +233,7 @@ def test_the_thread_that_asks_ends_with_the_run():
     problem = _problems.dropout()
     source = HostSource(problem)
     fit(problem, source)
-    assert any(name.startswith("phijax_rng-feed") for name in source.threads)
+    assert any(name.startswith("phijax_rng-prefetch") for name in source.threads)
     assert feed_threads() == []
 
 

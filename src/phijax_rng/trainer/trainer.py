@@ -38,7 +38,7 @@ from phijax_rng.trainer.signals import StopSignals
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.training.module import DataModule, LossModule
-from phijax_rng.training.prefetch import HostFeed, ResidentFeed, make_feed
+from phijax_rng.training.prefetch import InProgramSource, Prefetcher, open_source
 from phijax_rng.training.source_checks import check_source
 from phijax_rng.training.step import TOTAL, Optimizer, TrainStep
 
@@ -310,13 +310,13 @@ class Trainer:
         require_inside(run.source)
         refresh = spec.make_refresh(run.source, run.state)
         check_source(run.source, session.step, self.max_steps, run.state.sampler_state)
-        feed = make_feed(run.source, session.step, self.max_steps, spec.placement)
+        prefetcher = open_source(run.source, session.step, self.max_steps, spec.placement)
         try:
-            require_batches(feed.source.names, spec.batch_keys)
+            require_batches(prefetcher.source.names, spec.batch_keys)
             loop = TrainLoop(
                 spec.make_update(),
                 run.state,
-                feed.source,
+                prefetcher.source,
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
                 placement=spec.placement,
@@ -325,18 +325,22 @@ class Trainer:
             )
             session.check_recorded(loop.names, loop.loss_names)
             run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
-            self._run_chunks(loop, feed, session, signals)
+            self._run_chunks(loop, prefetcher, session, signals)
         finally:
-            feed.close()
+            prefetcher.close()
 
     def _run_chunks(
-        self, loop: TrainLoop, feed: ResidentFeed | HostFeed, session: TrainingSession, signals: StopSignals
+        self,
+        loop: TrainLoop,
+        prefetcher: InProgramSource | Prefetcher,
+        session: TrainingSession,
+        signals: StopSignals,
     ) -> None:
         """Runs the compiled loop chunk by chunk, with a host step after each."""
         pace = Pace(self.chunk_size)
         state = loop.place(session.state)
         while session.step < self.max_steps and not session.stop_requested and not signals.poll():
-            source, end = feed.at(session.step)
+            source, end = prefetcher.at(session.step)
             bounds = (self.max_steps, end, session.next_host_step())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()

@@ -1,18 +1,17 @@
 """Many updates in one compiled program, with the batch drawn inside it.
 
-The program is a loop whose trip count is an argument: from `state.step` up to `stop`. XLA compiles a
-scan of fixed length, a single step and such a loop differently, and the last bits of the parameters
-move with it. Here every run uses the one program for every length, so where the host looks in can
-never change a number.
+The program is a loop whose trip count is an argument: from `state.step` up to `stop`. XLA compiles a scan of
+fixed length, a single step and such a loop differently, and the last bits of the parameters differ between
+them. Every run uses one program for every length, so chunk length cannot change a number.
 
     TrainLoop(train_step, state, source)    compiled ahead of time, once
         .place(state)                       the state, as the program takes it
         .run(state, stop) -> Chunk          the state after `stop` updates, and every loss on the way
 
-The program tests every update for values that are not finite, and stops behind the first. Choosing
-between the old and the new state in every step would make a small step a fifth slower, since each choice
-waits for the test; instead the state that a call started from stays alive, and after a bad update the
-call is made again, up to the step before it. The same program on the same input gives the same bits.
+The program tests every update for non-finite values and stops after the first. Selecting between the old and
+the new state in every step would make a small step a fifth slower, since each selection waits for the test.
+Instead the input state of a call stays alive, and after a bad update the call is repeated up to the step
+before it. The same program on the same input returns the same bits.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
 from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
-from phijax_rng.training.prefetch import InProgramSource, in_program
+from phijax_rng.training.prefetch import TracedSource, in_program
 from phijax_rng.training.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
@@ -77,14 +76,14 @@ class TrainLoop:
             train_step: `(state, batches, key) -> (state, {name: scalar})`.
             state: a state such as `run` will be called with; not consumed.
             source: `step -> batches`, traceable. A pytree's arrays are arguments of the program.
-            refresh: `(state, source) -> state`, traceable and called before each batch is drawn: where
-                adaptive samplers and balancers change what they keep, at steps that they choose. A
-                pytree's arrays are arguments of the program.
+            refresh: `(state, source) -> state`, traceable, called before each batch is drawn. Adaptive
+                samplers and balancers update their state there. A pytree's arrays are arguments of the
+                program.
             on_nonfinite: `"raise"` stops before the first update that is not finite and raises;
-                `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` goes on.
+                `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` continues.
             device: where to run; the default device for `None`.
             placement: several devices to run on, from `placement.resolve`; instead of `device`.
-            while_compiling: called every now and then until the program is compiled.
+            while_compiling: called about twenty times a second until the program is compiled.
 
         Raises:
             TypeError: `state` is not a `TrainState`.
@@ -102,10 +101,10 @@ class TrainLoop:
         rebuild, self._leaves = self._arguments(source)
         constrain = functools.partial(self._placed.constrain, shardings=self._of_state)
         recorded = _Recorded(train_step)
-        # Leaves on several devices stay apart, or they would have to meet on one.
+        # Concatenating leaves that are split over devices would gather them on one.
         together = _SMALL if self._placed.mesh is None else 0
         parts = _Parts(recorded, rebuild, self._placed.shares.split, constrain, together)
-        # Jitted so that asking for the shape of a record and the loop itself share one trace.
+        # Jitted so that `eval_shape` and the loop body share one trace.
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
         program = jax.jit(functools.partial(_program, update), **self._outputs())
@@ -119,14 +118,14 @@ class TrainLoop:
         self._executable = compiled(lowered, self.program, self._sharding, while_compiling)
 
     def place(self, state: TrainState) -> TrainState:
-        """`state` on the loop's devices and strong-typed; arrays that are so already are not copied."""
+        """`state` on the loop's devices without weak types; arrays that are there already are not copied."""
         return self._placed.place(state)
 
     def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
-        """Updates until `state.step` is `stop`, in calls of at most 4096; none where it is so already.
+        """Updates until `state.step` is `stop`, in calls of at most 4096; none if it is already.
 
-        While it runs there are two states on the device. An update that is not finite makes it run
-        again up to that update, unless `on_nonfinite="ignore"`.
+        Two states are on the device while it runs. A non-finite update makes it run again up to that
+        update, unless `on_nonfinite="ignore"`.
 
         Args:
             state: from `place` or from a chunk. Its arrays stay alive.
@@ -158,14 +157,16 @@ class TrainLoop:
         return joined(chunks)
 
     def _call(self, state: TrainState, leaves: Tree, stop: int) -> Chunk:
-        """One call of the program: up to `stop`, or up to and with an update that is not finite."""
+        """One call of the program: up to `stop`, or up to and including a non-finite update."""
         start = int(jax.device_get(state.step))
-        limit = self._placed.replicate(np.int32(stop))  # a bare int trips the transfer guard
+        # Placed explicitly: an implicit transfer of a Python int trips `jax.transfer_guard`.
+        limit = self._placed.replicate(np.int32(stop))
         following, buffers = self._executable(state, leaves, limit, self._halting)
+        # Wait here and not in `device_get`, which delays signal handlers until the whole chunk is done.
         jax.block_until_ready(following)
-        places = np.arange(start, stop) % CAPACITY
-        *columns, finite = (buffer[places] for buffer in jax.device_get(buffers))
-        told = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
+        rows = np.arange(start, stop) % CAPACITY  # as the program indexes them, see `_program`
+        *columns, finite = (buffer[rows] for buffer in jax.device_get(buffers))
+        balanced = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
         halted = self._on_nonfinite != "ignore" and not finite.all()
         end = start + int(np.argmin(finite)) + 1 if halted else stop
         reached = int(jax.device_get(following.step))
@@ -176,23 +177,25 @@ class TrainLoop:
                 f"{reached}. Return state.replace(step=state.step + 1, ...)."
             )
         count = end - start
-        unbalanced = ~told[0][:count] if told else np.zeros(count, bool)
+        unbalanced = ~balanced[0][:count] if balanced else np.zeros(count, bool)
         nonfinite = ~finite[:count]
         if self._on_nonfinite == "raise" and unbalanced.any():
             nonfinite = nonfinite | unbalanced
             if np.argmax(unbalanced) < count - 1:
-                # The program goes on behind it, as the other policies ask.
+                # The program continues after a balancer that is not finite, as the other policies need. The
+                # error must carry the state from before it.
                 return self._call(state, leaves, start + int(np.argmax(unbalanced)) + 1)
         records = dict(zip(self.names, (column[:count] for column in columns), strict=False))
         return Chunk(following, end, start, records, nonfinite, unbalanced)
 
     def _before_last(self, state: TrainState, leaves: Tree, halted: Chunk) -> tuple[Chunk, Chunk]:
-        """The last update of `halted`, as a chunk of its own, and the chunk of those before it, run again."""
+        """The last update of `halted` as its own chunk, and the chunk of the updates before it, run again."""
         while halted.step - halted.start > 1:
             again = self._call(state, leaves, halted.step - 1)
             if not again.nonfinite.any():
                 return part(halted, slice(-1, None), halted.state), again
-            halted = again  # a device that rounds differently from call to call met another one earlier
+            # A device that rounds differently from call to call can reach a non-finite update earlier.
+            halted = again
         return halted, part(halted, slice(0), state)
 
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
@@ -201,7 +204,11 @@ class TrainLoop:
         return functools.partial(_rebuilt, rebuilds), self._placed.replicate(leaves)
 
     def _abstract(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Shapes and dtypes as they will be placed, and where; no dtype is weak."""
+        """Shapes, dtypes and shardings of the arguments; no dtype is weak.
+
+        With them the program is compiled once. Through plain `jit` a fit compiles two to four times: for
+        weak types, for uncommitted arrays, and for new shardings.
+        """
         state, *others = arguments
         return (
             jax.tree.map(_abstract, state, self._of_state),
@@ -209,11 +216,11 @@ class TrainLoop:
         )
 
     def _abstract_other(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        """The same of a leaf that is placed already, or goes everywhere."""
+        """The same for a leaf that is placed already, or is replicated."""
         return _abstract(leaf, leaf.sharding if isinstance(leaf, jax.Array) else self._sharding)
 
     def _outputs(self) -> dict[str, Any]:
-        """Where the program leaves what it returns; on one device there is nothing to say."""
+        """The shardings of the results; none are needed on one device."""
         return {} if self._placed.mesh is None else {"out_shardings": (self._of_state, self._sharding)}
 
 
@@ -232,7 +239,7 @@ def _abstract(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtyp
 
 
 class _Recorded:
-    """A train step that checks what it is given back, and remembers the recorded names."""
+    """A train step whose results are checked, with the recorded names of its last trace."""
 
     def __init__(self, train_step: TrainStep):
         self._train_step = train_step
@@ -253,7 +260,7 @@ class _Recorded:
         if "step" in self.names:
             raise ValueError(
                 f"the records of train_step must not be named 'step', got {validation.shown(self.names)}. "
-                "Rename it: rows of the history have a step of their own."
+                "Rename it: rows of the history have a step already."
             )
         self.loss_names = tuple(output.losses)
         _require_same_types(following, state)
@@ -261,7 +268,7 @@ class _Recorded:
 
 
 def _split(part: object) -> tuple[Callable[[Any], Any], list[Any]]:
-    """How to rebuild a pytree from its leaves, and these; what is no pytree is rebuilt from nothing."""
+    """How to rebuild a pytree from its leaves, and the leaves; an object that is no pytree has none."""
     if jax.tree_util.all_leaves([part]):
         return lambda leaves: part, []
     leaves, structure = jax.tree.flatten(part)
@@ -288,14 +295,14 @@ def _program(
     def body(carry: Any) -> Any:
         state, step, _, buffers = carry
         state, record = update(state, leaves)
-        place = step % CAPACITY
+        row = step % CAPACITY
         buffers = [
-            jax.lax.dynamic_update_index_in_dim(buffer, scalar, place, 0)
+            jax.lax.dynamic_update_index_in_dim(buffer, scalar, row, 0)
             for buffer, scalar in zip(buffers, record, strict=True)
         ]
         return state, step + 1, halting & ~record[-1], buffers
 
-    # The loop counts for itself: a train step that forgets to raise `step` must not run for ever.
+    # The loop has its own counter, since a train step that does not raise `step` would never end.
     start = (state, state.step, jnp.asarray(False), buffers)
     state, _, _, buffers = jax.lax.while_loop(unfinished, body, start)
     return state, buffers
@@ -308,8 +315,8 @@ class _Parts:
     Attributes:
         train_step: the user's, checked.
         rebuild: `leaves -> [source, refresh]`.
-        split: lays the rows of a batch out over the devices, and says which of them count.
-        constrain: holds a state where it belongs.
+        split: shards the rows of a batch over the devices, and returns the mask of padded batches.
+        constrain: keeps the shardings of a state inside the loop.
         together: the most elements of an array that is tested together with others.
     """
 
@@ -321,8 +328,8 @@ class _Parts:
 
 
 def _update(parts: _Parts, state: TrainState, leaves: Tree) -> tuple[TrainState, list[jax.Array]]:
-    """One update, and its record, the last entry whether all was finite."""
-    source, state, told = _refreshed(parts, state, leaves)
+    """One update and its record. The last entry is whether all was finite."""
+    source, state, balanced = _refreshed(parts, state, leaves)
     batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
     advanced, key = advance(state)
     updated, output = parts.train_step(advanced, batches, key, mask)
@@ -331,14 +338,16 @@ def _update(parts: _Parts, state: TrainState, leaves: Tree) -> tuple[TrainState,
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
     finite = _all_finite([*losses, *model], parts.together)
     new, old = updated.balancer_state, state.balancer_state
+    # Compared by identity while tracing: a step that does not observe passes the same tracers on, and then
+    # the test is not part of the program.
     if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
         kept = stays_finite(new, old)
-        finite, told = finite & kept, [kept & entry for entry in told] or [kept]
-    return parts.constrain(updated), [*losses, *diagnostics, *told, finite]
+        finite, balanced = finite & kept, [kept & entry for entry in balanced] or [kept]
+    return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite]
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
-    """What an update that is left out still does: it spends its step and its runtime key."""
+    """An update that is left out: step and runtime key advance, nothing else changes."""
     _, state, _ = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
     return parts.constrain(advanced.replace(step=state.step + 1))
@@ -346,12 +355,12 @@ def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
 
 def _refreshed(
     parts: _Parts, state: TrainState, leaves: Tree
-) -> tuple[InProgramSource, TrainState, list[jax.Array]]:
-    """The source, the state to draw with, and whether what was renewed is finite, if the refresh tells."""
+) -> tuple[TracedSource, TrainState, list[jax.Array]]:
+    """The source, the state to draw with, and whether refreshed values are finite if the refresh checks."""
     source, refresh = parts.rebuild(leaves)
     if refresh is None:
         return source, state, []
-    # A refresh of the user's may call what else the user's source has.
+    # A user's refresh may use methods of the user's source that the adapter does not have.
     given = source.source if isinstance(source, AdaptedSource) else source
     if not isinstance(refresh, CheckedRefresh):
         return source, refresh(state, given), []
@@ -360,10 +369,10 @@ def _refreshed(
 
 
 def _all_finite(arrays: list[jax.Array], together: int) -> jax.Array:
-    """Whether every element is finite; `x * 0` is 0 for finite x alone, and sums faster than a test.
+    """Whether every element is finite: `x * 0` is 0 only for finite x, and its sum is faster than `isfinite`.
 
-    Arrays of at most `together` elements are summed as one: in a small step a kernel for each costs more
-    than its work.
+    Arrays of at most `together` elements are summed as one, since in a small step starting a kernel for each
+    costs more than its work.
     """
     small = [_zeros(array) for array in arrays if array.ndim and array.size <= together]
     sums = [jnp.sum(jnp.concatenate(small))] if small else []
@@ -408,8 +417,8 @@ def _dtype(leaf: jax.Array) -> Any:
 class Pace:
     """Chooses how many updates go into one call, by the clock.
 
-    Long enough that a call costs nothing beside its updates, short enough that a signal is
-    answered at once. The choice never changes a number.
+    A call is long enough to hide its overhead and short enough to answer a signal quickly. The choice never
+    changes a number.
     """
 
     def __init__(self, chunk_size: int | None = None, *, target_seconds: float = 0.2):
@@ -422,6 +431,6 @@ class Pace:
         return min(self._fixed or self._count, bound, CAPACITY)
 
     def measured(self, count: int, seconds: float) -> None:
-        """Learns from a call of `count` updates; grows eightfold at most, since the first is slow."""
+        """Adapts to a call of `count` updates. It grows at most eightfold, since the first call is slow."""
         affordable = int(self._target * count / max(seconds, 1e-9))
         self._count = max(1, min(affordable, 8 * count))

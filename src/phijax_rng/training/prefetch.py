@@ -1,15 +1,14 @@
-"""How a source reaches the compiled loop: inside it, or from the host in stacks.
+"""How a source reaches the compiled loop: traced into it, or prefetched on the host in stacks.
 
-A source that says `traceable = True` is traced into the program. Any other callable is asked on the host
-with a Python int, one step after the other, ahead of time and in a thread of its own; its batches are
-stacked, and the program picks its step's slice. A source that offers `stacked_batches(steps, count)` gives
-the batches of many steps at once. A NumPy callable would trace without complaint and freeze its first batch,
-so nothing is traced that does not ask for it.
+A source with `traceable = True` is traced into the program. Any other callable is called on the host with a
+Python int, step by step, ahead of time and in its own thread. Its batches are stacked, and the program picks
+the slice of its step. A source that offers `stacked_batches(steps, count)` returns many steps at once.
+Tracing is opt-in because a NumPy callable traces without an error and freezes its first batch.
 
-Of a `NamedBatchSource` only what must be fetched on the host is asked ahead; its other samplers are traced
-into the program, so that some may follow the state of the run beside rows that lie anywhere.
+Of a `NamedBatchSource` only the rows that live on the host are prefetched. Its other samplers are traced into
+the program, so that adaptive samplers work beside rows on disk.
 
-All give the same batch at every step, whatever the stack size and wherever the host looks in.
+Every step gets the same batch for every stack size and every chunk length.
 """
 
 import concurrent.futures
@@ -31,22 +30,22 @@ _STACK_BYTES = 64 * 2**20
 _STACK_STEPS = 64
 
 
-class ResidentFeed:
-    """A traceable source, inside the program."""
+class InProgramSource:
+    """A traceable source; the program draws its batches."""
 
     def __init__(self, source: AdaptedSource):
         self.source = source
 
     def at(self, step: int) -> tuple[Any, int | None]:
-        """No other source than the compiled one, and no bound on how far it reaches."""
+        """The compiled source serves every step, so there is no other and no bound."""
         return None, None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to release."""
 
 
-class HostFeed:
-    """A source that is asked on the host, in order, from `start` up to `stop`.
+class Prefetcher:
+    """A source that is called on the host, in order, from `start` up to `stop`, one stack ahead of the loop.
 
     Attributes:
         source: the first stack, whose structure and shapes every other stack has.
@@ -61,30 +60,32 @@ class HostFeed:
         self._placement = placement
         self._inside = inside if placement is None else placement.replicate(inside)
         self._stop = stop
+        # The first batch decides shapes and names; it is passed on to the first stack, since a source that
+        # reads a stream must not be called twice for one step.
         first = on_host(start)
         self._count = _stack_size(first)
         self._names = tuple(first) if isinstance(first, Mapping) else None
         self._sizes = jax.tree.map(
             lambda leaf: np.shape(leaf)[0] if np.ndim(leaf) else 0, _columns(first, self._names, start)
         )
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-feed")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-prefetch")
         self._start = start
-        self.source = self._made(self._stacked(start, first))
+        self.source = self._require_stack(self._stacked(start, first))
         self._next = self._thread.submit(self._stacked, start + self._count)
 
     def at(self, step: int) -> tuple[Any, int]:
-        """The stack that holds `step`, and the step behind its last."""
+        """The stack that contains `step`, and the step after its last."""
         if step == self._start + self._count:
-            self.source, self._start = self._made(self._next.result()), step
+            self.source, self._start = self._require_stack(self._next.result()), step
             self._next = self._thread.submit(self._stacked, step + self._count)
         return self.source, min(self._start + self._count, self._stop)
 
     def close(self) -> None:
-        """Ends the thread after the batch it is drawing."""
+        """Ends the thread after the batch that it is drawing."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     @staticmethod
-    def _made(stack: "StackedBatches | MixedBatches | None") -> "StackedBatches | MixedBatches":
+    def _require_stack(stack: "StackedBatches | MixedBatches | None") -> "StackedBatches | MixedBatches":
         assert stack is not None, "there is no stack from the last step on"
         return stack
 
@@ -97,10 +98,10 @@ class HostFeed:
             batches = self._on_host.stacked_batches(steps, self._count, own_rows)
             stacked = _columns(batches, self._names, start)
         else:
-            stacked = self._drawn_alone(steps, first)
-        # The stack's size is part of the program; what fills it up behind the last step is never read.
-        stacked = jax.tree.map(lambda leaf: _filled(leaf, self._count), stacked)
-        # Copied to the device by this thread, beside the loop.
+            stacked = self._drawn_one_by_one(steps, first)
+        # The stack size is part of the compiled program's shapes. Padding after the last step is never read.
+        stacked = jax.tree.map(lambda leaf: _padded(leaf, self._count), stacked)
+        # Copied to the device in this thread, so that the transfer overlaps with the loop's computation.
         placed = self._placed(np.int32(start), stacked)
         return placed if self._inside is None else MixedBatches(placed, self._inside, self._all_names)
 
@@ -113,7 +114,7 @@ class HostFeed:
         batches = shares.shard_stacks(stacked, self._sizes)
         return StackedBatches(self._placement.replicate(start), batches, self._names, sizes)
 
-    def _drawn_alone(self, steps: range, first: Tree) -> Any:
+    def _drawn_one_by_one(self, steps: range, first: Tree) -> Any:
         start = steps.start
         batches = [first if first is not None and step == start else self._on_host(step) for step in steps]
         columns = [_columns(batch, self._names, step) for batch, step in zip(batches, steps, strict=True)]
@@ -128,8 +129,7 @@ class StackedBatches:
         start: the step of the first, int32 of shape `()`.
         batches: a tuple of one entry per name (or one batch), every leaf with a leading axis of steps.
         names: the names of the batches in declaration order; `None` for a source without names.
-        sizes: how many rows of each leaf are true, where leaves may be filled up behind them; `None` where
-            none is.
+        sizes: how many rows of each leaf are real, where leaves are padded; `None` where none is.
     """
 
     traceable = True
@@ -143,18 +143,18 @@ class StackedBatches:
         self.sizes = sizes
 
     def __call__(self, step: Step, sampler_state: SamplerStates | None = None) -> Any:
-        """The batch of a step in range, its true rows alone; may be traced."""
+        """The batch of a step in range without its padding; may be traced."""
         batches, sizes = self.filled(step)
         if sizes is None:
             return batches
         return {name: jax.tree.map(_first_rows, rows, sizes[name]) for name, rows in batches.items()}
 
     def filled(self, step: Step, sampler_state: SamplerStates | None = None) -> tuple[Any, Any]:
-        """The batch of a step as it lies, and how many rows of each array are true; `None` for all."""
-        place = step - self.start
+        """The padded batch of a step, and how many rows of each array are real; `None` for all."""
+        index = step - self.start
 
         def pick(leaf: Any) -> jax.Array:
-            return jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False)
+            return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
 
         picked = self._named(jax.tree.map(pick, self.batches))
         if self.sizes is None:
@@ -165,20 +165,20 @@ class StackedBatches:
         return columns if self.names is None else dict(zip(self.names, columns, strict=True))
 
 
-@pytrees.record(data=("fed", "inside"), meta=("names",))
+@pytrees.record(data=("stack", "inside"), meta=("names",))
 class MixedBatches:
-    """Batches of which some come from a stack, and the others are drawn in the program; for its steps.
+    """Batches that come in part from a stack and in part from samplers traced into the program.
 
     Attributes:
-        fed: the stack.
-        inside: a traceable source of the others.
-        names: those of both, in declaration order.
+        stack: the prefetched part.
+        inside: a traceable source of the rest.
+        names: of both, in declaration order.
     """
 
     traceable = True
 
-    def __init__(self, fed: StackedBatches, inside: AdaptedSource, names: tuple[str, ...]):
-        self.fed = fed
+    def __init__(self, stack: StackedBatches, inside: AdaptedSource, names: tuple[str, ...]):
+        self.stack = stack
         self.inside = inside
         self.names = names
 
@@ -189,34 +189,34 @@ class MixedBatches:
 
     def __call__(self, step: Step, sampler_state: SamplerStates | None = None) -> Any:
         """The batch of a step in range; may be traced."""
-        batches = {**self.fed(step), **self.inside(step, sampler_state)}
+        batches = {**self.stack(step), **self.inside(step, sampler_state)}
         return {name: batches[name] for name in self.names}
 
     def filled(self, step: Step, sampler_state: SamplerStates | None = None) -> tuple[Any, Any]:
-        """The batch of a step, fed rows as they lie, and how many of each array are true; `None` for all."""
-        fed, sizes = self.fed.filled(step)
+        """The batch of a step with padded rows, and how many of each array are real; `None` for all."""
+        stacked, sizes = self.stack.filled(step)
         drawn = self.inside(step, sampler_state)
-        batches = {**fed, **drawn}
+        batches = {**stacked, **drawn}
         if sizes is not None:
             sizes = {**sizes, **jax.tree.map(row_masks.rows_of, drawn)}
         return {name: batches[name] for name in self.names}, sizes
 
 
-InProgramSource: TypeAlias = AdaptedSource | StackedBatches | MixedBatches
+TracedSource: TypeAlias = AdaptedSource | StackedBatches | MixedBatches
 """What a program draws batches from, by `filled(step, sampler_state)`."""
 
 
-def in_program(source: Any) -> InProgramSource:
+def in_program(source: Any) -> TracedSource:
     """A source of batches as the program calls it."""
     return source if isinstance(source, (StackedBatches, MixedBatches)) else adapt_source(source)
 
 
-def make_feed(
+def open_source(
     source: Any, start: int, stop: int, placement: Placement | None = None
-) -> ResidentFeed | HostFeed:
-    """The feed for a source: resident if it says it is traceable."""
+) -> InProgramSource | Prefetcher:
+    """A traceable source as it is; a prefetcher for any other."""
     source = adapt_source(source)
-    return ResidentFeed(source) if source.traceable else HostFeed(source, start, stop, placement)
+    return InProgramSource(source) if source.traceable else Prefetcher(source, start, stop, placement)
 
 
 def _columns(batch: Tree, names: tuple[str, ...] | None, step: int) -> Any:
@@ -244,8 +244,8 @@ def _stack(leaves: tuple[Any, ...], start: int) -> np.ndarray[Any, Any]:
     return np.stack(arrays)
 
 
-def _filled(leaf: Any, count: int) -> Any:
-    """With the last entry repeated until there are `count`."""
+def _padded(leaf: Any, count: int) -> Any:
+    """The last entry repeated until there are `count`."""
     missing = count - len(leaf)
     return leaf if not missing else np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)])
 
