@@ -220,7 +220,7 @@ def _encoded(name: str, argument: str) -> bytes:
         ) from error
 
 
-def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+def exact_vmap(fn: Callable[..., Any], in_axes: object = 0) -> Callable[..., Any]:
     """`fn` over a leading axis of keys, every key drawing what it would draw alone.
 
     `jax.vmap` keeps that promise for Threefry and Philox. For `rbg` it does not: all rows come from
@@ -243,7 +243,7 @@ def exact_vmap(fn: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     validation.function(fn, "fn")
 
     @functools.wraps(fn)
-    def mapped(keys: jax.Array, *args: Any) -> Any:
+    def mapped(keys: jax.Array, *args: object) -> Any:
         axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * (1 + len(args))
         if len(axes) != 1 + len(args) or any(not (a is None or a == 0) for a in axes) or axes[0] is None:
             raise ValueError(
@@ -319,7 +319,7 @@ def host_rng(key: KeyScalar) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(_words(key))))
 
 
-def is_typed_key(value: Any) -> bool:
+def is_typed_key(value: object) -> bool:
     """Whether `value` is a typed JAX key or an array or tracer of them."""
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -373,7 +373,7 @@ def settled(keys: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(keys) if implementation_of(keys) == "threefry4x32" else keys
 
 
-def _coordinate(value: Any, name: str, stop: int) -> Any:
+def _coordinate(value: object, name: str, stop: int) -> Any:
     """A checked NumPy uint32, or the tracer itself."""
     if isinstance(value, jax.core.Tracer):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):

@@ -61,7 +61,7 @@ class TrainState:
 _LISTED_LEAVES = 4
 
 
-def _summary(tree: Any) -> str:
+def _summary(tree: object) -> str:
     """Paths, dtypes and shapes of a few leaves; of many how many there are, and of which dtypes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
@@ -75,9 +75,9 @@ def _summary(tree: Any) -> str:
 
 
 def initialize_train_state(
-    model_state: Any,
-    optimizer: Any,
-    balancer_state: Any,
+    model_state: object,
+    optimizer: object,
+    balancer_state: object,
     key: KeyScalar | keys.StreamKeys,
     *,
     sampling_key: KeyScalar | None = None,
@@ -177,17 +177,17 @@ def _split_two(key: KeyScalar) -> tuple[KeyScalar, KeyScalar]:
     return following, now
 
 
-def is_trainable(leaf: Any) -> bool:
+def is_trainable(leaf: object) -> bool:
     """Whether gradients are taken for this leaf: a floating or complex array (or Python float)."""
     return not keys.is_typed_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
-def trainable(model_state: Any) -> Any:
+def trainable(model_state: object) -> Any:
     """`model_state` with every leaf that is not trainable replaced by `None`."""
     return jax.tree.map(lambda leaf: leaf if is_trainable(leaf) else None, model_state)
 
 
-def merge(trained: Any, model_state: Any) -> Any:
+def merge(trained: object, model_state: object) -> Any:
     """`model_state` with its trainable leaves taken from `trained`."""
     return jax.tree.map(
         lambda new, old: old if new is None else new,

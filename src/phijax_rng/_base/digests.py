@@ -29,7 +29,7 @@ SAMPLED_ABOVE_BYTES = 2**30
 _SAMPLED_ROWS = 4096
 
 
-def digest(tree: Any) -> str:
+def digest(tree: object) -> str:
     """The SHA-256 of a pytree of arrays, as 64 hexadecimal digits.
 
     Args:
@@ -72,7 +72,7 @@ def _spread(array: Any) -> np.ndarray[Any, Any]:
     return np.stack([np.asarray(array[int(row)]) for row in rows])
 
 
-def _leaf_digest(leaf: Any) -> bytes:
+def _leaf_digest(leaf: object) -> bytes:
     dtype, array = _host_bytes(leaf)
     header = f"{dtype}{list(array.shape)}".encode()
     blocks = hashlib.sha256(header)

@@ -106,7 +106,7 @@ def choose(u: jax.Array, thresholds: jax.Array) -> jax.Array:
     return jnp.sum(reached, axis=1, dtype=jnp.int32)
 
 
-def cumulative_shares(weights: Any) -> np.ndarray[Any, Any]:
+def cumulative_shares(weights: object) -> np.ndarray[Any, Any]:
     """Cumulative shares of non-negative weights as float32, the last one 1; for `choose`.
 
     A part of weight zero is never chosen: its share begins where it ends.
@@ -117,7 +117,7 @@ def cumulative_shares(weights: Any) -> np.ndarray[Any, Any]:
     return shares
 
 
-def checked_bounds(bounds: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def checked_bounds(bounds: object, name: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """`bounds` as a read-only array of finite `(lo, hi)` with `lo < hi`, shape `(axes, 2)`."""
     if not isinstance(bounds, (Sequence, np.ndarray, jax.Array)) or isinstance(bounds, str):
         raise TypeError(

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     """Whether `value` is an integer scalar of Python, NumPy or JAX; booleans are not."""
     if isinstance(value, (bool, np.bool_)):
         return False
@@ -52,12 +52,12 @@ def whole_number(value: Any, name: str, stop: int, *, start: int = 0, mend: str 
     return number
 
 
-def step_number(value: Any, name: str = "step") -> int:
+def step_number(value: object, name: str = "step") -> int:
     """`value` as a Python int that can be a global step."""
     return whole_number(value, name, 2**31, mend="A step counts completed optimizer updates.")
 
 
-def positive(value: Any, name: str) -> int:
+def positive(value: object, name: str) -> int:
     """`value` as a Python int of at least one."""
     return whole_number(value, name, 2**31, start=1)
 
@@ -79,7 +79,7 @@ _SIZES = {
 }
 
 
-def num_points(value: Any, name: str) -> int:
+def num_points(value: object, name: str) -> int:
     """`value` as a positive Python int; not the word 'all', since a continuous domain has no rows."""
     if isinstance(value, str) and value == "all":
         raise ValueError(
@@ -88,7 +88,7 @@ def num_points(value: Any, name: str) -> int:
     return int(batch_size(value, name, finite=False))
 
 
-def real_numbers(value: Any) -> np.ndarray[Any, Any]:
+def real_numbers(value: object) -> np.ndarray[Any, Any]:
     """`value` as float64; a TypeError for text, booleans and complex numbers, which NumPy would convert."""
     array = np.asarray(value)
     if array.dtype.kind in "bcOSUmM":
@@ -96,7 +96,7 @@ def real_numbers(value: Any) -> np.ndarray[Any, Any]:
     return array.astype(np.float64)
 
 
-def finite_float32(value: Any, name: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
+def finite_float32(value: object, name: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
     """`value` as a read-only float32 array of finite numbers; `None` in `shape` is any positive length."""
     wanted = "one number" if not shape else f"numbers of shape ({', '.join(map(_length, shape))},)"
     try:
@@ -144,12 +144,12 @@ def above_zero(value: Any, name: str) -> float:
     return float(value)
 
 
-def _number(value: Any, name: str) -> None:
+def _number(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number, got {formatted(value)}. Pass a float.")
 
 
-def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
+def one_of(value: object, name: str, choices: Iterable[Any]) -> Any:
     """`value`, if it is one of `choices`."""
     choices = tuple(choices)
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
@@ -158,7 +158,7 @@ def one_of(value: Any, name: str, choices: Iterable[Any]) -> Any:
     return value
 
 
-def flag(value: Any, name: str) -> bool:
+def flag(value: object, name: str) -> bool:
     """`value`, if it is a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {formatted(value)}. Pass a bool.")
@@ -201,7 +201,7 @@ def names(values: Any, name: str) -> tuple[str, ...]:
     return listed
 
 
-def mapping(value: Any, name: str) -> Mapping[str, Any]:
+def mapping(value: object, name: str) -> Mapping[str, Any]:
     """`value`, if it is a mapping with at least one entry and string keys."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, got {formatted(value)}. Pass a dict keyed by name.")
@@ -209,7 +209,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def function(value: Any, name: str) -> Any:
+def function(value: object, name: str) -> Any:
     """`value`, if it can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {formatted(value)}. Pass a function.")
@@ -231,7 +231,7 @@ def takes(value: Any, name: str, *arguments: str) -> Any:
     return value
 
 
-def path(value: Any, name: str, *, mend: str) -> str:
+def path(value: object, name: str, *, mend: str) -> str:
     """`value` as text, if it is the path of something."""
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(given, str) or not given or "\0" in given:
@@ -252,7 +252,7 @@ def writable(folder: Path) -> None:
         raise PermissionError(f"{there} may not be written to. Name another place, or mend its permissions.")
 
 
-def instance(value: Any, name: str) -> Any:
+def instance(value: object, name: str) -> Any:
     """`value`, if it is not a class in place of an object of it."""
     if isinstance(value, type):
         raise TypeError(
@@ -275,7 +275,7 @@ def formatted(value: object) -> str:
 _LONGEST = 120
 
 
-def _formatted(value: Any, depth: int) -> str:
+def _formatted(value: object, depth: int) -> str:
     if not isinstance(value, type) and not isinstance(value, np.generic):
         dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
         if dtype is not None and isinstance(shape, tuple):

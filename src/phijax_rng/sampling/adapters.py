@@ -75,7 +75,7 @@ class AdaptedSampler:
         parts = (part for part in wrapped if part is not None)
         return (*parts, *getattr(self.sampler, "parts", ()))
 
-    def sample(self, key: KeyScalar, size: BatchSize, state: Any = None) -> Rows:
+    def sample(self, key: KeyScalar, size: BatchSize, state: object = None) -> Rows:
         """Rows from a key, or row numbers of a hosted sampler; an adaptive sampler draws from its state."""
         states = (state,) if self.is_adaptive else ()
         rows: Rows = self._in_program.sample(key, size, *states)
@@ -118,11 +118,11 @@ class AdaptedSampler:
         """The state of an adaptive sampler before its first refresh."""
         return self.sampler.init(key)
 
-    def due(self, step: Step, state: Any) -> Any:
+    def due(self, step: Step, state: object) -> Any:
         """Whether an adaptive sampler is refreshed before the batch of `step`."""
         return self.sampler.due(step, state)
 
-    def refresh(self, key: KeyScalar, state: Any, residuals: Callable[[Rows], jax.Array]) -> Any:
+    def refresh(self, key: KeyScalar, state: object, residuals: Callable[[Rows], jax.Array]) -> Any:
         """The state of an adaptive sampler after a refresh."""
         return self.sampler.refresh(key, state, residuals)
 
@@ -140,7 +140,7 @@ class AdaptedSampler:
         return contents() if callable(contents) else None
 
 
-def adapt_sampler(sampler: Any, label: str) -> AdaptedSampler:
+def adapt_sampler(sampler: object, label: str) -> AdaptedSampler:
     """A user's sampler as one complete object; what is one already stays as it is.
 
     Raises:
@@ -262,7 +262,7 @@ class AdaptedSource:
         states = (sampler_state,) if sampler_state else ()
         return self._alone(self.source.sample, key, batch_sizes, *states)
 
-    def prepare(self, device: Any) -> "AdaptedSource":
+    def prepare(self, device: object) -> "AdaptedSource":
         """The source to call in a run on a device, with its arrays there."""
         prepare = self._optional("prepare")
         return AdaptedSource(prepare(device), self._lock) if callable(prepare) else self
@@ -287,14 +287,14 @@ class AdaptedSource:
     def _optional(self, name: str) -> Any:
         return getattr(self.source, name, None)
 
-    def _alone(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _alone(self, function: Callable[..., T], *arguments: object) -> T:
         if self._lock is None:
             return function(*arguments)
         with self._lock:
             return function(*arguments)
 
 
-def adapt_source(source: Any) -> AdaptedSource:
+def adapt_source(source: object) -> AdaptedSource:
     """A user's source, or iterable of batches, as one complete object; what is one already stays as it is.
 
     Raises:

@@ -120,11 +120,11 @@ class ResidualDistributionSampler:
             )
         return {"rows": rows, **_weighted(jnp.ones(self.num_candidates, jnp.float32))}
 
-    def due(self, step: Step, state: Any) -> jax.Array:
+    def due(self, step: Step, state: object) -> jax.Array:
         """Whether the state is refreshed before the batch of `step` is drawn; may be traced."""
         return _due(self, step)
 
-    def refresh(self, key: KeyScalar, state: Any, residuals: Residuals) -> Any:
+    def refresh(self, key: KeyScalar, state: object, residuals: Residuals) -> Any:
         """New candidates, and the weights that their residuals give them.
 
         Args:
@@ -356,7 +356,7 @@ def _settle(sampler: Any) -> None:
         assign(sampler, residual_names=names)
 
 
-def _settle_count(sampler: Any, name: str, most: int) -> None:
+def _settle_count(sampler: object, name: str, most: int) -> None:
     number = validation.whole_number(getattr(sampler, name), name, most + 1, start=1)
     assign(sampler, **{name: number})
 

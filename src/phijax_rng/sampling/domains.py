@@ -224,7 +224,7 @@ def _checked_dtype(
     )
 
 
-def _held_templates(templates: Any) -> dict[str, Any]:
+def _held_templates(templates: object) -> dict[str, Any]:
     if not isinstance(templates, Mapping):
         raise TypeError(
             f"templates must be a mapping, got {formatted(templates)}. Pass a dict from field to one row."

@@ -23,7 +23,7 @@ def make_samplers(
     weights: Mapping[str, Any],
     sort_axes: Mapping[str, int | None],
     resident: bool | str,
-    **options: Any,
+    **options: object,
 ) -> dict[str, RowSampler | DatasetSampler | HostedRowSampler]:
     """Name -> sampler, for the arguments of `NamedBatchSource.from_pools`."""
     validation.mapping(pools, "pools")
@@ -86,7 +86,7 @@ def _placed(
     }
 
 
-def _num_bytes(fields: Any) -> int:
+def _num_bytes(fields: object) -> int:
     return sum(
         int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(fields)

@@ -206,12 +206,12 @@ class DatasetSampler(_Fetched):
 
 
 def row_sampler(
-    fields: Any,
+    fields: object,
     *,
     order: str = "random",
     replace: bool = True,
     method: str = "permutation",
-    weights: Any = None,
+    weights: object = None,
     sort_axis: int | None = None,
 ) -> RowSampler:
     """The sampler of rows of a pool that these options of `NamedBatchSource.from_pools` name."""
@@ -234,7 +234,7 @@ def row_sampler(
     return RandomRowSampler(fields, replace, method, sort_axis=sort_axis)
 
 
-def is_dataset(value: Any) -> bool:
+def is_dataset(value: object) -> bool:
     """Whether `value` offers elements by number, and is neither text nor a mapping."""
     return (
         hasattr(value, "__len__")
@@ -311,7 +311,7 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
     return held
 
 
-def _with_fields(sampler: Any, fields: Any) -> Any:
+def _with_fields(sampler: object, fields: object) -> Any:
     other = copy.copy(sampler)
     assign(other, fields=fields)
     return other
@@ -326,5 +326,5 @@ def _every(sampler: Any) -> jax.Array:
     return jax.numpy.arange(sampler.num_rows, dtype=np.int32)
 
 
-def _outline(element: Any) -> str:
+def _outline(element: object) -> str:
     return str(jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", element))

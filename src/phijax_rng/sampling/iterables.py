@@ -54,7 +54,7 @@ class IterableSource:
         self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._most = _KEPT
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: object) -> Any:
         """The batch of a step.
 
         Raises:
@@ -122,13 +122,13 @@ def _is_empty(iterable: Any) -> bool:
         return False
 
 
-def _copied(batch: Any) -> Any:
+def _copied(batch: object) -> Any:
     """A copy on the host, names in the order given."""
     if isinstance(batch, Mapping):
         return {name: jax.tree.map(np.array, rows) for name, rows in batch.items()}
     return jax.tree.map(np.array, batch)
 
 
-def _most_kept(batch: Any) -> int:
+def _most_kept(batch: object) -> int:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
     return max(_KEPT_LEAST, min(_KEPT, _KEPT_BYTES // max(size, 1)))

@@ -90,7 +90,7 @@ def _held_aux(aux: Any) -> dict[str, Any]:
     return {name: _held(value, f"aux[{name!r}]") for name, value in aux.items()}
 
 
-def _held(value: Any, name: str) -> Any:
+def _held(value: object, name: str) -> Any:
     if isinstance(value, Mapping):
         raise TypeError(f"{name} must be an array, got {formatted(value)}. Put named extras into aux.")
     if hasattr(value, "block_until_ready"):
@@ -103,7 +103,7 @@ def _held(value: Any, name: str) -> Any:
     return _check_array(value, name)
 
 
-def _copied(value: Any, name: str) -> np.ndarray[Any, Any]:
+def _copied(value: object, name: str) -> np.ndarray[Any, Any]:
     try:
         array = np.array(value)
     except ValueError as error:
@@ -134,7 +134,7 @@ def _check_equally_many(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"all fields must have equally many rows; {listed}. Give each one entry per row.")
 
 
-def _is_lazy(value: Any) -> bool:
+def _is_lazy(value: object) -> bool:
     """Memory maps, and chunked arrays on disk (HDF5, Zarr, Dask) that say so by their `chunks`."""
     if isinstance(value, np.ndarray):
         return isinstance(value, np.memmap)

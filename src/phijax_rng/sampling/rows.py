@@ -230,7 +230,7 @@ def count_rows(fields: Mapping[str, Any]) -> int:
     return int(jax.tree.leaves(fields)[0].shape[0])
 
 
-def require_narrow(fields: Any) -> None:
+def require_narrow(fields: object) -> None:
     """Raises for integers that JAX would cut to 32 bits without a word; with x64 it cuts none.
 
     Looked at are arrays in memory. Rows on disk are looked at when they are fetched.
@@ -262,7 +262,7 @@ def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) 
     return shuffle.permute_index(key, jnp.arange(size, dtype=jnp.int32), n)
 
 
-def draw_shuffled(key: KeyScalar, step: Any, size: int, n: int) -> jax.Array:
+def draw_shuffled(key: KeyScalar, step: object, size: int, n: int) -> jax.Array:
     """The int32 indices at positions step·size to (step + 1)·size - 1 of the epochs of `range(n)`."""
     size_word = jnp.asarray(np.uint32(size))
     epoch, offset = uint64.divide(*uint64.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
@@ -296,13 +296,13 @@ def check_distinct(size: BatchSize, name: str, n: int, mend: str = "Use 'all', a
         )
 
 
-def batch_of(fields: Any, indices: jax.Array | None, sort_axis: int | None) -> Any:
+def batch_of(fields: object, indices: jax.Array | None, sort_axis: int | None) -> Any:
     """The rows with these indices, or all for `None`; sorted by a column of `inputs` where one is named."""
     rows = jax.tree.map(jnp.asarray, fields) if indices is None else take(fields, indices)
     return sort_rows(rows, sort_axis)
 
 
-def take(fields: Any, indices: jax.Array) -> Any:
+def take(fields: object, indices: jax.Array) -> Any:
     """The rows with these indices, which must be in range."""
     # Out-of-range cannot happen, and "clip" spares the compiled program the masking of "fill".
     return jax.tree.map(lambda array: jnp.take(jnp.asarray(array), indices, axis=0, mode="clip"), fields)
@@ -315,7 +315,7 @@ def sort_rows(rows: Any, sort_axis: int | None) -> Any:
     return take(rows, jnp.argsort(rows["inputs"][:, sort_axis], stable=True))
 
 
-def checked_axis(axis: Any, name: str, fields: Mapping[str, Any]) -> int:
+def checked_axis(axis: object, name: str, fields: Mapping[str, Any]) -> int:
     """`axis` as a column of `inputs`."""
     inputs = fields.get("inputs")
     if inputs is None or len(inputs.shape) != 2:
@@ -324,7 +324,7 @@ def checked_axis(axis: Any, name: str, fields: Mapping[str, Any]) -> int:
     return validation.whole_number(axis, name, int(inputs.shape[1]))
 
 
-def describe_fields(fields: Any) -> dict[str, list[Any]]:
+def describe_fields(fields: object) -> dict[str, list[Any]]:
     """Path -> [dtype, shape] for every array."""
     flat, _ = jax.tree_util.tree_flatten_with_path(fields)
     return {

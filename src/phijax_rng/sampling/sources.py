@@ -303,7 +303,7 @@ class NamedBatchSource:
         split = _split(keys.step_key(self.key, step), self.key_names)
         return {name: split[name] for name in self.names}
 
-    def prepare(self, device: Any = None) -> "NamedBatchSource":
+    def prepare(self, device: object = None) -> "NamedBatchSource":
         """The same source with its arrays on a device (or sharding); the default device for `None`."""
         return jax.device_put(jax.tree.map(_in_memory, self), device)
 
@@ -349,7 +349,7 @@ class PoolDataModule:
     batch_sizes: BatchSizes
     options: Mapping[str, Any]
 
-    def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: Any):
+    def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: object):
         validation.mapping(pools, "pools")
         validation.mapping(batch_sizes, "batch_sizes")
         require_sizes(pools, batch_sizes)
@@ -382,7 +382,7 @@ def _split(key: KeyScalar, names: tuple[str, ...]) -> dict[str, KeyScalar]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_draw(structure: Any) -> Callable[..., Any]:
+def _compiled_draw(structure: object) -> Callable[..., Any]:
     """One jitted draw for each structure, shared by all sources of it."""
 
     def drawn(leaves: list[jax.Array], step: jax.Array, sampler_state: States) -> tuple[Any, ...]:
@@ -393,7 +393,7 @@ def _compiled_draw(structure: Any) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_stack(structure: Any) -> Callable[..., Any]:
+def _compiled_stack(structure: object) -> Callable[..., Any]:
     """The same of consecutive steps, one turn of a loop for each."""
 
     def drawn(leaves: list[jax.Array], first: jax.Array, count: int) -> tuple[Any, ...]:
@@ -433,6 +433,6 @@ def _require_states(names: tuple[str, ...], sampler_state: States) -> None:
             )
 
 
-def _in_memory(leaf: Any) -> jax.Array | np.ndarray[Any, Any]:
+def _in_memory(leaf: object) -> jax.Array | np.ndarray[Any, Any]:
     """Rows on disk, read; everything else as it is."""
     return leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)

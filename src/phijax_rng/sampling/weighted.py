@@ -114,7 +114,9 @@ class WeightedRowSampler(rows.KeyedPoolRows):
         }
 
 
-def weighted_rows(key: KeyScalar, weights: Any, size: int, *, replace: bool = True) -> Int32[Array, " size"]:
+def weighted_rows(
+    key: KeyScalar, weights: object, size: int, *, replace: bool = True
+) -> Int32[Array, " size"]:
     """`size` row numbers in proportion to weights, which may be traced.
 
     Args:
@@ -170,7 +172,7 @@ def _require_rows(size: BatchSize, name: str, available: int | None, replace: bo
         )
 
 
-def check(weights: Any, name: str, n: int | None = None) -> np.ndarray[Any, Any]:
+def check(weights: object, name: str, n: int | None = None) -> np.ndarray[Any, Any]:
     """Known weights as float64, if they are that: finite, not negative, one of them positive.
 
     Args:
@@ -258,7 +260,7 @@ def draw(key: KeyScalar, size: int, sums: tuple[Any, ...]) -> Int32[Array, " siz
     return jax.lax.fori_loop(0, (n - 1).bit_length(), halve, start)[0]
 
 
-def draw_distinct(key: KeyScalar, size: int, clocks: Any) -> Int32[Array, " size"]:
+def draw_distinct(key: KeyScalar, size: int, clocks: object) -> Int32[Array, " size"]:
     """The `size` rows whose clocks ring first, in that order; again from the first where they run out."""
     clocks = jnp.asarray(clocks)
     bits = jax.random.bits(key, (len(clocks), 2), jnp.uint32)

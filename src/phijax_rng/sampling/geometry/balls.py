@@ -150,7 +150,7 @@ def _unit_ball(num_axes: int) -> float:
     return math.pi ** (num_axes / 2) / math.gamma(num_axes / 2 + 1)
 
 
-def _checked_radius(radius: Any) -> np.ndarray[Any, Any]:
+def _checked_radius(radius: object) -> np.ndarray[Any, Any]:
     held = validation.finite_float32(radius, "radius", ())
     if not held > 0:
         raise ValueError(f"radius must be positive in float32, got {formatted(radius)}. Pass more than 0.")

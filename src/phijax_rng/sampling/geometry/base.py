@@ -71,7 +71,7 @@ class GeometrySampler:
         return {"kind": kind_of(self), **{name: plain(getattr(self, name), _numbers) for name in shown}}
 
 
-def checked(value: Any, name: str) -> Geometry:
+def checked(value: object, name: str) -> Geometry:
     """`value`, if it is a geometry whose arrays a program can take as arguments."""
     if not isinstance(value, Geometry) or jax.tree_util.all_leaves([value]):
         raise TypeError(
@@ -86,7 +86,7 @@ def contents(geometry: Any) -> dict[str, Any]:
     return dict(geometry.contents()) if callable(getattr(geometry, "contents", None)) else {}
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> Any:
     """Arrays and parts of a geometry as the contract stores them."""
     if isinstance(value, Geometry):
         return described(value)

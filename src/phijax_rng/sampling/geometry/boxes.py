@@ -215,7 +215,7 @@ class BoxEdges(_Boundary):
         return {"inputs": points, "normals": jnp.asarray(np.array(pairs), jnp.float32)[which]}
 
 
-def _spans(bounds: Any) -> np.ndarray[Any, Any]:
+def _spans(bounds: object) -> np.ndarray[Any, Any]:
     return np.diff(np.asarray(bounds, np.float64), axis=1)[:, 0]
 
 
@@ -227,7 +227,7 @@ def _pattern(faces: Sequence[tuple[int, str]], num_axes: int) -> list[int]:
     return pattern
 
 
-def _free_measure(pattern: Any, bounds: Any) -> float:
+def _free_measure(pattern: object, bounds: object) -> float:
     return float(np.prod(_spans(bounds)[np.asarray(pattern) == 0]))
 
 
@@ -244,7 +244,7 @@ def _on_patterns(
     return jnp.where(side == 0, free, jnp.where(side < 0, bounds[:, 0], bounds[:, 1]))
 
 
-def _checked_faces(faces: Any, num_axes: int) -> tuple[tuple[int, str], ...]:
+def _checked_faces(faces: object, num_axes: int) -> tuple[tuple[int, str], ...]:
     if faces is None:
         return tuple(itertools.product(range(num_axes), _SIDES))
     if isinstance(faces, str) or not isinstance(faces, Sequence):

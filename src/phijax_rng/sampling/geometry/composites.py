@@ -259,7 +259,7 @@ def _measures(parts: tuple[Any, ...]) -> list[float]:
     return [float(part.measure) for part in parts]
 
 
-def _checked_weights(weights: Any, count: int) -> list[float]:
+def _checked_weights(weights: object, count: int) -> list[float]:
     held = validation.finite_float32(weights, "weights", (count,))
     if (held < 0).any() or not held.any():
         raise ValueError(
