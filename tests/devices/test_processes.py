@@ -73,6 +73,7 @@ def test_the_batches_of_two_processes_are_those_of_one_device(in_both):
     assert in_both(_pair.batches) == ["equal (6, 2)\n"] * 2
 
 
+@pytest.mark.full
 def test_each_process_fetches_its_own_rows_from_the_host(in_both):
     assert in_both(_pair.hosted) == ["own True\nfilled up\n"] * 2
 

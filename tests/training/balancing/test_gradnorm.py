@@ -12,6 +12,7 @@ from phijax_rng import GradNormBalancer, LossBalancer, LossModule, NTKBalancer, 
 from phijax_rng.training.balancing import AdaptiveBalancer
 from tests import _balancing
 from tests._balancing import LOSSES
+from tests._selection import mostly_full
 from tests._subprocess import ROOT
 
 NAMES = ("a", "b", "c")
@@ -88,7 +89,7 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("kind", mostly_full(list(OURS), everyday=["gradnorm"]))
 def test_five_updates_of_a_fresh_run_give_phijaxs_weights(kind):
     result = Trainer(_balancing.NUM_STEPS, progress=False, log_every_n_steps=1).fit(
         _balancing.make_module(),
