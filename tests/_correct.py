@@ -154,17 +154,6 @@ def poisson_for_every_row(key: jax.Array) -> Any:
 
 
 @program
-def one_key_per_device(key: jax.Array) -> Any:
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("rows",))
-    spec = jax.sharding.PartitionSpec("rows")
-
-    def shard(x: jax.Array) -> jax.Array:
-        return x + jax.random.normal(jax.random.fold_in(key, jax.lax.axis_index("rows")), x.shape)
-
-    return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.zeros(2 * len(jax.devices())))
-
-
-@program
 def rows_of_rbg_one_by_one(key: jax.Array) -> Any:
     root = jax.random.wrap_key_data(jnp.tile(jax.random.key_data(key), 2), impl="rbg")
     return keys.exact_vmap(jax.random.normal)(jax.random.split(root, 3))

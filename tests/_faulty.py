@@ -4,8 +4,6 @@ Where one line does both, it is marked once.
 """
 
 import inspect
-import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -299,19 +297,6 @@ def reuse_in_loops_of_different_length(key: jax.Array) -> Any:
     return jax.vmap(row)(jax.random.split(key, 2), jnp.asarray([1, 2]))
 
 
-@fault("drawn twice")
-def reuse_on_a_device_of_a_mesh(key: jax.Array) -> Any:
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("rows",))
-    spec = jax.sharding.PartitionSpec("rows")
-
-    def shard(x: jax.Array) -> jax.Array:
-        own = jax.random.fold_in(key, jax.lax.axis_index("rows"))
-        noise = jax.random.normal(own, x.shape)  # here
-        return x + noise * jax.random.uniform(own, x.shape)  # here
-
-    return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.zeros(len(jax.devices())))
-
-
 @fault("batched rbg")
 def rows_of_rbg_at_once(key: jax.Array) -> Any:
     root = jax.random.wrap_key_data(jnp.tile(jax.random.key_data(key), 2), impl="rbg")
@@ -322,27 +307,6 @@ def rows_of_rbg_at_once(key: jax.Array) -> Any:
 def a_legacy_key_used_twice(key: jax.Array) -> Any:
     legacy = jax.random.key_data(key)
     return jax.random.normal(legacy) + jax.random.uniform(legacy)  # here
-
-
-@fault("no key")
-def a_global_generator_of_numpy(key: jax.Array) -> Any:
-    state = np.random.get_state()
-    noise = np.random.normal(size=2)  # here
-    np.random.set_state(state)  # here
-    return jax.random.normal(key) + noise
-
-
-@fault("seeded again")
-def a_generator_of_numpy_that_starts_again(key: jax.Array) -> Any:
-    def rows() -> Any:
-        return np.random.default_rng(0).normal(size=2)  # here
-
-    return jax.random.normal(key) + rows() + rows()
-
-
-@fault("no key")
-def a_generator_seeded_by_the_system(key: jax.Array) -> Any:
-    return jax.random.normal(key) + np.random.default_rng().normal()  # here
 
 
 @fault("constant seed")
@@ -370,121 +334,6 @@ def an_equinox_key_for_model_and_noise(key: jax.Array) -> Any:
 
     model = eqx.nn.Linear(1, 2, key=key)  # here
     return model(jax.random.normal(key, (1,)))  # here
-
-
-@fault("restarted")
-def a_state_of_nnx_that_jit_gave_back_and_nobody_kept(key: jax.Array) -> Any:
-    from flax import nnx
-
-    graph, state = nnx.split(nnx.Rngs(key))
-
-    @jax.jit
-    def mask(state: Any) -> jax.Array:
-        return jax.random.bernoulli(nnx.merge(graph, state)(), 0.5, (4,))  # here
-
-    return [mask(state) for _ in range(3)]
-
-
-@fault("restarted")
-def a_key_moved_on_in_a_copy(key: jax.Array) -> Any:
-    @jax.jit
-    def noise(state: dict[str, jax.Array]) -> jax.Array:
-        state["key"], own = jax.random.split(state["key"])
-        return jax.random.normal(own)  # here
-
-    state = {"key": key}
-    return noise(state) - noise(state)
-
-
-@fault("frozen")
-def a_counter_inside_jit(key: jax.Array) -> Any:
-    count = itertools.count()
-    noise = jax.jit(lambda: jax.random.normal(jax.random.fold_in(key, next(count))))  # here
-    return noise() - noise()
-
-
-@fault("frozen")
-def a_key_of_an_object_inside_jit(key: jax.Array) -> Any:
-    class Stream:
-        def __init__(self) -> None:
-            self.key = key
-
-        def draw(self, x: jax.Array) -> jax.Array:
-            self.key, own = jax.random.split(self.key)  # here
-            return x + jax.random.normal(own)
-
-    stream = Stream()
-    draw = jax.jit(stream.draw)
-    return [draw(jnp.zeros(())) for _ in range(2)]
-
-
-@fault("frozen")
-def a_key_that_the_loop_around_jit_moves(key: jax.Array) -> Any:
-    held = {"key": key}
-    noise = jax.jit(lambda: jax.random.normal(held["key"]))  # here
-    total = 0.0
-    for step in range(2):
-        held["key"] = jax.random.fold_in(key, step)
-        total += noise()
-    return total
-
-
-@fault("frozen")
-def a_generator_of_numpy_inside_jit(key: jax.Array) -> Any:
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    add = jax.jit(lambda x: x + rng.normal(size=2))  # here
-    return [add(jnp.zeros(2)) for _ in range(2)]
-
-
-@fault("frozen")
-def a_counter_inside_scan(key: jax.Array) -> Any:
-    count = itertools.count()
-
-    def body(total: jax.Array, _: None) -> Any:
-        return total + jax.random.normal(jax.random.fold_in(key, next(count))), None  # here
-
-    return jax.lax.scan(body, jnp.zeros(()), None, length=3)
-
-
-@fault("frozen")
-def a_counter_in_a_branch_inside_jit(key: jax.Array) -> Any:
-    count = itertools.count()
-
-    @jax.jit
-    def noise(on: jax.Array) -> jax.Array:
-        return jax.lax.cond(
-            on,
-            lambda: jax.random.normal(jax.random.fold_in(key, next(count))),  # here
-            lambda: 0.0,
-        )
-
-    return [noise(jnp.asarray(True)) for _ in range(2)]
-
-
-@fault("seeded again")
-def an_old_generator_of_numpy_made_in_every_step(key: jax.Array) -> Any:
-    def rows() -> Any:
-        return np.random.RandomState(0).permutation(4)  # here
-
-    return jax.random.normal(key) + rows() + rows()
-
-
-@fault("seeded again")
-def a_generator_of_python_made_in_every_step(key: jax.Array) -> Any:
-    return [jax.random.normal(own) * random.Random(0).random() for own in jax.random.split(key)]  # here
-
-
-@fault("no key")
-def a_generator_of_python_seeded_by_the_system(key: jax.Array) -> Any:
-    return jax.random.normal(key) * random.Random().random()  # here
-
-
-@fault("broadcast")
-def one_mask_for_the_jacobians_of_all_rows(key: jax.Array) -> Any:
-    def row(x: jax.Array) -> jax.Array:
-        return jax.jacfwd(lambda w: w * x * jax.random.bernoulli(key, 0.5, (2,)))(jnp.ones(2))  # here
-
-    return jax.vmap(row)(jnp.ones((3, 2)))
 
 
 @fault("drawn twice")

@@ -1,9 +1,7 @@
 """The audit: faults planted, programs that are right, regions that cannot be seen, and JAX left as it was."""
 
-import itertools
+import ast
 import json
-import random
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +15,7 @@ import pytest
 
 from phijax_rng import audit, keys
 from phijax_rng.auditing.findings import MENDS, NOTES
-from phijax_rng.auditing.jax_hooks import patches
-from phijax_rng.auditing.jax_hooks.walks import KINDS
+from phijax_rng.auditing.jax_hooks import names
 from phijax_rng.auditing.session import Session
 from tests._correct import PROGRAMS
 from tests._faulty import FAULTS, marked_lines
@@ -306,16 +303,81 @@ def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:
     assert report.draws or report.unseen
 
 
-def test_a_draw_in_another_thread_is_not_seen_and_not_clean() -> None:
-    def draw(key: jax.Array) -> None:
-        worker = threading.Thread(target=lambda: jax.random.normal(key), name="worker")
+def test_a_shard_map_is_not_seen_and_gives_what_it_gives() -> None:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("rows",))
+    spec = jax.sharding.PartitionSpec("rows")
+
+    def shard(x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(jax.random.fold_in(KEY, jax.lax.axis_index("rows")), x.shape)
+
+    def draw(x: jax.Array) -> Any:
+        return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    x = jnp.zeros(2 * len(jax.devices()))
+    report = audit(draw, x)
+    assert not report.clean and report.draws == ()
+    assert [region.what for region in report.unseen] == ["shard_map"]
+    assert report.unseen[0].place.line.file == __file__
+    np.testing.assert_array_equal(report.result, draw(x))
+
+
+def test_a_thread_that_still_runs_is_not_seen_and_not_clean() -> None:
+    done = threading.Event()
+
+    def draw(key: jax.Array) -> threading.Thread:
+        worker = threading.Thread(target=lambda: [done.wait(), jax.random.normal(key)], name="worker")
         worker.start()
-        worker.join()
+        return worker
 
     report = audit(draw, KEY)
+    done.set()
+    report.result.join()
     assert report.draws == ()
-    assert "thread 'worker'" in {region.what for region in report.unseen}
+    assert [region.what for region in report.unseen] == ["thread 'worker'"]
     assert not report.clean
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_global_generator_of_numpy_that_moved_is_a_fault(seen: bool) -> None:
+    state = np.random.get_state()
+    try:
+        report = audit(lambda: [np.random.normal() if seen else np.random.default_rng(3).normal()])
+    finally:
+        np.random.set_state(state)
+    assert [finding.kind for finding in report.faults] == ["no key"] * seen
+    if seen:
+        assert report.faults[0].text == "the global generator of NumPy gave numbers that no key names"
+        assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)
+
+
+def test_a_global_generator_of_python_that_moved_is_a_note() -> None:
+    code = """
+        import random, sys
+        from phijax_rng import audit
+
+        assert "beartype" not in sys.modules  # it draws from this generator, so nothing would be compared
+        assert audit(lambda: None).findings == ()
+        (note,) = audit(random.random).findings
+        assert (note.kind, note.rank) == ("no key", "note")
+        assert note.uses == ("the global generator of Python at an unknown line",)
+    """
+    run_python(code)
+
+
+def test_a_key_shared_by_rows_around_a_forward_derivative_is_a_note() -> None:
+    def mask(key: jax.Array, w: jax.Array) -> jax.Array:
+        return w * jax.random.bernoulli(key, 0.5, (2,))
+
+    def one(key: jax.Array) -> Any:
+        return jax.jacfwd(lambda w: mask(key, w))(jnp.ones(2))
+
+    def every_row(key: jax.Array) -> Any:
+        return jax.vmap(lambda x: jax.jacfwd(lambda w: mask(key, w * x))(jnp.ones(2)))(jnp.ones((3, 2)))
+
+    for program in (one, every_row):
+        report = audit(program, KEY)
+        assert report.clean, str(report)
+        assert {(note.kind, note.rank) for note in report.notes} == {("broadcast", "note")}
 
 
 def test_a_branch_not_taken_draws_nothing() -> None:
@@ -356,41 +418,27 @@ def test_a_jaxpr_traced_before_the_audit_keeps_its_lines() -> None:
 
 
 def everything_replaced() -> dict[str, Any]:
-    source = patches._jax_internals()
-    owners = [getattr(jep, name) for name in (*KINDS, "while_p", "cond_p", "scan_p", "jit_p")]
-    owners += [source[name] for name in ("core", "dispatch", "api", "interpreters.ad")]
-    owners += [
-        source["core"].EvalTrace,
-        source["interpreters.batching"].BatchTrace,
-        source["stages"].Compiled,
-    ]
-    owners += [source["pjit"], source["lax.control_flow.loops"], np.random, random]
+    modules: dict[str, Any] = dict(names.private_modules())
+    owners: list[Any] = [getattr(jep, name) for name in (*names.PRIMITIVES, *names.CONTROL_FLOW)]
+    owners += [modules["core"], modules["core"].EvalTrace, modules["dispatch"], modules["interpreters.ad"]]
+    owners += [modules["interpreters.batching"].BatchTrace, modules["random.prng"].random_wrap_p]
+    owners += [modules["random.prng"].random_unwrap_p, modules["random.core"].random_clone_p]
+    owners += [jax.stages.Compiled, jax, jax.lax]
     return {f"{owner}.{name}": value for owner in owners for name, value in vars(owner).items()}
 
 
-ALIASES = {
-    "core": "core",
-    "config": "config",
-    "pjit": "pjit",
-    "loops": "lax.control_flow.loops",
-    "ad": "interpreters.ad",
-    "api": "api",
-    "info": "source_info_util",
-    "dispatch": "dispatch",
-}
-"""What the modules of JAX are called in `_internals`."""
-
-
-def test_every_name_of_jax_that_is_used_is_looked_up_first() -> None:
-    used: set[tuple[str, str]] = set()
-    for path in Path(patches.__file__).parent.glob("*.py"):
-        text = re.sub(r"jax\.extend\.core\.|_src import core|jax\.core\.\w+", "", path.read_text())
-        for alias, module in ALIASES.items():
-            used |= {(module, name) for name in re.findall(rf"(?<![\w.]){alias}\.([A-Za-z]\w+)", text)}
-            used |= {(module, name) for name in re.findall(rf'source\["{module}"\]\.(\w+)', text)}
-    needed = {(module, name.split(".")[0]) for module, names in patches._NEEDED.items() for name in names}
-    assert len(used) > 25  # the control
-    assert used - needed - {("core", "pvary_p")} == set()  # looked up where it is used
+def test_every_private_name_of_jax_is_in_the_table() -> None:
+    used: set[str] = set()
+    for path in Path(names.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Subscript(value=ast.Name(id="modules"), slice=ast.Constant(value=str(module))):
+                    used.add(module)
+                case ast.Import() | ast.ImportFrom():
+                    assert "jax._src" not in ast.unparse(node), path
+    assert used <= set(names.PRIVATE_NAMES)
+    assert "interpreters.ad" in used  # the control
+    assert sum(map(len, names.PRIVATE_NAMES.values())) <= 14
 
 
 def test_jax_is_left_as_it_was() -> None:
@@ -461,8 +509,8 @@ def test_another_thread_computes_as_ever_while_an_audit_is_open() -> None:
 
 
 def test_a_moved_name_of_jax_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = {**patches._NEEDED, "core": ("eval_jaxpr", "moved_away"), "gone.entirely": ("x",)}
-    monkeypatch.setattr(patches, "_NEEDED", needed)
+    needed = {**names.PRIVATE_NAMES, "core": ("eval_jaxpr", "moved_away"), "gone.entirely": ("x",)}
+    monkeypatch.setattr(names, "PRIVATE_NAMES", needed)
     with pytest.raises(RuntimeError) as failure:
         audit(jax.random.normal, KEY)
     assert str(failure.value) == (
@@ -501,35 +549,6 @@ def test_a_seed_of_more_than_32_bits_is_told_what_is_kept_of_it() -> None:
     assert texts == ["a key is made from the seed 4294967301 here; JAX keeps 32 bits of it, which are 5"]
     fits = audit(lambda: [jax.random.key(seed) for seed in (2**32 - 1, -1, 7)])
     assert not any("32 bits" in finding.text for finding in fits.findings)
-
-
-def test_generators_of_the_host_stay_what_they_are() -> None:
-    kept: list[Any] = []
-
-    class Mine(np.random.RandomState):
-        pass
-
-    def make() -> None:
-        kept.extend([np.random.RandomState(3), random.Random(3), np.random.PCG64(3), Mine(3)])
-        assert isinstance(kept[0], np.random.RandomState)
-        assert not isinstance(kept[1], np.random.RandomState)
-        assert issubclass(np.random.RandomState, np.random.RandomState)
-
-    report = audit(make)
-    assert report.clean, str(report)
-    assert [finding.keys for finding in report.notes] == [
-        ("numpy.random.RandomState(3)",),
-        ("random.Random(3)",),
-        ("numpy.random.PCG64(3)",),
-    ]
-    assert [type(generator) for generator in kept[:2]] == [np.random.RandomState, random.Random]
-    assert kept[0].randint(100) == np.random.RandomState(3).randint(100)
-    assert kept[1].random() == random.Random(3).random()
-
-
-def test_a_generator_made_again_is_allowed_by_name() -> None:
-    program = FAULTS["an old generator of numpy made in every step"][1]
-    assert audit(program, KEY, allow="numpy.random.RandomState(0)").clean
 
 
 def test_a_finding_names_the_line_around_the_line_that_draws() -> None:
@@ -572,23 +591,6 @@ def test_rows_drawn_from_one_key_are_told_of_that_key() -> None:
     assert texts == ["3 rows are drawn from 2 different keys"]
 
 
-def test_no_finding_counts_keys_that_it_has_not() -> None:
-    program = FAULTS["a counter inside jit"][1]
-    report = audit(lambda key: [program(key) for _ in range(2)], KEY)
-    assert not any("-1" in finding.text for finding in report.findings)
-
-
-def test_a_new_trace_may_take_something_else_from_python() -> None:
-    def draw(key: jax.Array) -> Any:
-        count = itertools.count()
-        noise = jax.jit(lambda x: x + jax.random.normal(jax.random.fold_in(key, next(count)), x.shape))
-        return noise(jnp.zeros(2)), noise(jnp.zeros(3)), count
-
-    report = audit(draw, KEY)
-    assert report.clean, str(report)
-    assert [draw.keys for draw in report.draws] == [("key.fold_in(0)",), ("key.fold_in(1)",)]
-
-
 def test_programs_that_jax_has_compiled_are_found_again_after_an_audit() -> None:
     traced: list[int] = []
 
@@ -623,16 +625,6 @@ def test_the_report_is_plain_data() -> None:
     assert data["findings"][0]["kind"] == "two paths"
     assert {node["name"]: node["parent"] for node in data["keys"]} == {"key": None, "key.split(2)[1]": "key"}
     assert data["draws"][0]["keys"] == ["key.split(2)[1]"]
-
-
-def test_a_generator_that_was_imported_by_name_is_noticed() -> None:
-    rand, state = np.random.mtrand._rand.random_sample, np.random.get_state()
-    try:
-        report = audit(lambda: [rand()])
-    finally:
-        np.random.set_state(state)
-    assert [finding.kind for finding in report.faults] == ["no key"]
-    assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)
 
 
 def test_programs_that_jax_keeps_are_not_those_of_the_audit() -> None:

@@ -105,7 +105,7 @@ class _Examination:
             groups = tuple(group for group, _, _ in rows)
             first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
             if first is not use and self.history.rows[first.event.call.number] != rows:
-                if not rows[-1][2].excused and not self._computed_again(bits, first.event):
+                if not self._computed_again(bits, first.event):
                     self._report("broadcast", bits, [first], rows=rows[-1][2].size)
             elif first is not use:
                 kept[(use.index,)] = use
@@ -158,7 +158,9 @@ class _Examination:
         return "restarted" if again and same_line else "drawn twice"
 
     def _report(self, kind: str, bits: Bits, uses: list[Use], *, rows: int = 0) -> None:
-        rank = "note" if kind in NOTES or (bits in self.history.cloned and kind == "drawn twice") else "fault"
+        rank = _rank_of(kind, uses[0].event)
+        if kind == "drawn twice" and bits in self.history.cloned:
+            rank = "note"
         name = self.history.name(bits)
         times = "twice" if len(uses) == 2 else f"{len(uses)} times"
         uses = uses[:20]
@@ -210,16 +212,12 @@ class _Examination:
 
     def _judge_events(self) -> None:
         for bits, use in self.history.spread.items():
-            if not use.event.rows[-1][2].excused and not self._computed_again(bits, use.event):
+            if not self._computed_again(bits, use.event):
                 self._report("broadcast", bits, [use], rows=use.event.rows[-1][2].size)
         legacy: dict[Place, Event] = {}
         for event in self.history.events:
-            if event.kind == "frozen":
-                first = "step" if event.data == "scan" else "call"
-                text = _SENTENCES["frozen"].format(what=event.data, first=first)
-                self._event_finding("frozen", event, text)
-            elif event.kind == "host":
-                self._event_finding("no key", event, f"{event.data} gives numbers that no key names")
+            if event.kind == "host":
+                self._event_finding("no key", event, f"{event.call.function} gave numbers that no key names")
             elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
                 self._judge_seed(event)
             elif event.kind in ("bits", "gamma") and event.keys is not None:
@@ -230,7 +228,6 @@ class _Examination:
                 legacy.setdefault(event.place, event)
         for event in legacy.values():
             self._event_finding("legacy key", event, "a legacy uint32 key is made or used here")
-        self._judge_host_seeds()
 
     def _judge_seed(self, event: Event) -> None:
         seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
@@ -243,50 +240,28 @@ class _Examination:
             text = f"a key is made from the seed {asked} here; JAX keeps 32 bits of it, which are {kept}"
         self._event_finding("constant seed", event, text)
 
-    def _judge_host_seeds(self) -> None:
-        """Generators of the host that the user's own lines make from numbers."""
-        seen: dict[str, Event] = {}
-        for event in self.history.events:
-            spoken = (event.speaking or ("",))[0]
-            if event.kind != "host seed" or event.place.through is not None or spoken == "host_rng":
-                continue
-            if event.data in seen and _asked_again(event, seen[event.data]):
-                continue
-            text = f"the generator {event.data} is made from a seed here"
-            if event.data in seen:
-                text = f"the generator {event.data} is made again, and repeats its numbers"
-            kind = "seeded again" if event.data in seen else "constant seed"
-            self._event_finding(kind, event, text, (event.data,))
-            seen[event.data] = event
-
     def _judge_batch(self, event: Event) -> None:
         assert event.keys is not None
         names = tuple(dict.fromkeys(self.history.name(bits) for bits in bits_of(event.keys)))
         if event.keys.implementation in _RBG and len(event.keys.rows) > 1 and event.kind == "bits":
             text = f"{len(event.keys.rows)} rows are drawn from keys of {event.keys.implementation} at once"
             self._event_finding("batched rbg", event, text, names)
-        shared = [around for around in event.maps if around.shared]
-        spread = [around.size for around in shared]
-        over_mesh = [around.name for around in shared if around.name in event.meshes]
         if all(self._computed_again(bits, event) for bits in bits_of(event.keys)):
             return
-        if len(spread) > len(over_mesh):
-            text = f"one key, {names[0]}, gives the same numbers to all {max(spread)} rows of a vmap"
-            self._event_finding("broadcast", event, text, names)
-        elif spread:
-            text = f"one key, {names[0]}, gives the same numbers to every device along {over_mesh[0]!r}"
-            self._event_finding("broadcast", event, text, names, rank="note")
+        size = max((around.size for around in event.maps if around.shared), default=0)
+        text = ""
+        if size:
+            text = _SENTENCES["broadcast"].format(name=names[0], rows=size)
         elif len(names) < len(event.keys.rows):
             size = len(event.keys.rows)
             text = f"{size} rows are drawn from {len(names)} different keys"
             if len(names) == 1:
-                text = f"one key, {names[0]}, gives the same numbers to all {size} rows of a vmap"
+                text = _SENTENCES["broadcast"].format(name=names[0], rows=size)
+        if text:
             self._event_finding("broadcast", event, text, names)
 
-    def _event_finding(
-        self, kind: str, event: Event, text: str, names: tuple[str, ...] = (), rank: str = ""
-    ) -> None:
-        rank = rank or ("note" if kind in NOTES else "fault")
+    def _event_finding(self, kind: str, event: Event, text: str, names: tuple[str, ...] = ()) -> None:
+        rank = _rank_of(kind, event)
         caller = _caller(event.place)
         place = dataclasses.replace(event.place, callers=(caller,) if caller else ())
         names = names or (tuple(self.history.name(b) for b in bits_of(event.out)[:1]) if event.out else ())
@@ -294,8 +269,7 @@ class _Examination:
         if event.keys is not None:
             shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
-        word = event.data if event.kind in ("host", "host seed", "frozen") else event.call.function
-        use = f"{word} at {event.place}" + (f", called from {caller}" if caller else "")
+        use = f"{event.call.function} at {event.place}" + (f", called from {caller}" if caller else "")
         self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
 
     def _allowed(self, finding: Finding) -> Finding:
@@ -340,9 +314,16 @@ _SENTENCES = {
     "drawn and split": "{name} is drawn from and also split or folded into",
     "restarted": "a stream starts again: {name} is made and drawn from again",
     "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
-    "frozen": "{what} keeps what its first {first} took from Python here, and a later one differs",
     "replay": "{name} is drawn from again by the same line of the same computation",
 }
+
+
+def _rank_of(kind: str, event: Event) -> str:
+    # The rows of `jacfwd` and `hessian` differentiate one computation and share its draws, which is right.
+    # The audit does not tell their map from one of the user, so a shared key under `jvp` is a note.
+    meant = kind in NOTES or (kind == "broadcast" and event.forward)
+    # Libraries draw from Python's generator for what is no result: Flax does, so does beartype.
+    return "note" if meant or (kind == "no key" and event.data == "Python") else "fault"
 
 
 def _parting_callers(uses: list[Use]) -> list[Line | None]:

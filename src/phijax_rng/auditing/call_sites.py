@@ -62,7 +62,7 @@ NOWHERE = Place(Line("", 0, "an unknown line"))
 
 def frames_of(equation: Any) -> list[tuple[Any, int]]:
     """Code and offset for each frame that was there when an equation was traced, from the inside out."""
-    traceback = getattr(equation.source_info, "traceback", None)
+    traceback = None if equation is None else equation.source_info.traceback
     return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
 
 

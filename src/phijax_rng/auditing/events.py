@@ -17,37 +17,17 @@ class Words:
     shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(eq=False)
-class Push:
-    """One forward derivative: the maps that its tangents vary over, and those that its values vary over.
-
-    Where a map reaches the tangents alone, as in `jacfwd`, all its rows differentiate one computation, and
-    rightly share what it draws. A map is known by the id of its tag, which lives as long as the map.
-    """
-
-    tangents: set[int]
-    values: set[int] = dataclasses.field(default_factory=set)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Mapped:
-    """One `vmap` around a draw."""
+    """One `vmap` around a draw: its size, and whether it maps over the key."""
 
     size: int
-    name: Any
-    mapped: bool  # whether the key is
-    tag: Any
-    pushes: tuple[Push, ...]
+    mapped: bool
 
     @property
     def shared(self) -> bool:
-        """Whether all rows draw from one key; known when the outermost derivative is done."""
-        return not self.mapped and self.size > 1 and not self.excused
-
-    @property
-    def excused(self) -> bool:
-        """Whether the rows are tangents of one computation."""
-        return any(id(self.tag) not in push.values for push in self.pushes)
+        """Whether all rows draw from one key."""
+        return not self.mapped and self.size > 1
 
 
 def words_of(keys: Any) -> Words:
@@ -76,7 +56,7 @@ class Event:
     """One random primitive that ran, or one draw from a generator of the host.
 
     Attributes:
-        kind: a word of `jax_hooks.KINDS`, `"clone"`, or `"host"`.
+        kind: a kind of `jax_hooks.names.PRIMITIVES`, `"wrap"`, `"unwrap"`, `"clone"`, or `"host"`.
         keys: what it was given; `None` for a seed or raw words.
         out: the keys that came out.
         data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
@@ -87,8 +67,8 @@ class Event:
         maps: every `vmap` around it.
         rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
         differentiations: `(number, digest of what it was given)` for every differentiation around it.
-        backward: whether it ran in a backward pass, or where `checkpoint` computes its block again.
-        meshes: names of the mesh axes around it.
+        backward: whether it ran where `checkpoint` computes its block again for a derivative.
+        forward: whether a forward derivative (`jvp`, `jacfwd`, `hessian`) is around it.
         loops: Python loops of `lax.while_loop` around it.
         ask: `(number, what was asked for)` for the request of the run's own loop that it answers.
         code: the innermost function of the user around it, where it runs now.
@@ -107,7 +87,7 @@ class Event:
     rows: tuple[Row, ...] = ()
     differentiations: tuple[tuple[int, str], ...] = ()
     backward: bool = False
-    meshes: tuple[str, ...] = ()
+    forward: bool = False
     loops: tuple[int, ...] = ()
     ask: tuple[int, str] | None = None
     code: Any = dataclasses.field(default=None, repr=False)

@@ -32,15 +32,8 @@ MENDS = {
     ),
     "drawn and split": "Split first, and draw from one of the results; a key that was drawn from is spent.",
     "restarted": "Fold the absolute step in, or carry the key on, so that no step is drawn twice.",
-    "frozen": (
-        "Pass keys, counters and generators in as arguments and return them: jit and scan run Python once, "
-        "and repeat what it did."
-    ),
     "broadcast": "Split the key into one for each row, and map over the keys.",
     "batched rbg": "Use a Threefry key, or keys.exact_vmap: with rbg every row comes from the first key.",
-    "seeded again": (
-        "Make the generator once and carry it on, or make it from a key of its own: keys.host_rng(key)."
-    ),
     "constant seed": "Pass the key in; a seed written into a function gives every caller the same numbers.",
     "legacy key": "Make typed keys with jax.random.key; they cannot be mistaken for data.",
     "replay": "Nothing, if the repetition is meant: the same draw for the same step.",

@@ -7,10 +7,13 @@ transformations it ran. It judges nothing; `_examination` does.
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -31,44 +34,61 @@ _SPEAKING = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Asker:
+    """Who asked for a primitive; the fields are those of `Event`."""
+
+    place: Place
+    call: Call
+    speaking: tuple[str, Any] | None
+    loops: tuple[int, ...]
+    code: CodeType | None
+
+
+_STACKS = ("maps", "rows", "masks", "differentiations", "forward", "backward", "asks")
+
+
 class Observer:
-    """Collects the events of one thread; `with observer.observing():` opens its eyes."""
+    """Collects the events of one thread inside `with observer.observing():`."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.events: list[Event] = []
         self.not_seen: list[Unseen] = []
         self.blind = False
-        self.differentiating: Any = None
-        self.stacks: dict[str, list[Any]] = {
-            name: []
-            for name in (
-                *("maps", "rows", "masks", "meshes", "evaluations", "differentiations", "pushes", "backward"),
-                "asks",
-            )
-        }
-        self._numbers = iter(range(sys.maxsize))
-        self._call: tuple[Any, Call] | None = None
-        self._loops: dict[int, Any] = {}
+        self.stacks: dict[str, list[Any]] = {name: [] for name in _STACKS}
+        self._numbers = itertools.count()
+        # The call that the last event belongs to, by its frame. The frame stays alive with it, so that no
+        # other frame gets its id.
+        self._call: tuple[object, object, Call] | None = None
+        self._loops: dict[int, FrameType] = {}
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Events are collected inside the block."""
-        before = _numpy_state()
+        """Records events inside the block."""
+        jax.devices()  # the first look for devices starts a thread of JAX
+        generators, threads = _global_generators(), set(threading.enumerate())
         try:
             with jax_hooks.watching(self):
                 yield
         finally:
             self._call = None
             self._loops.clear()
-            told = any(event.kind == "host" and "numpy" in event.data for event in self.events)
-            if not told and _numpy_state() != before:
-                # By a name imported before. Python's generator is not compared: type checkers draw from it.
-                call = Call(next(self._numbers), "the global generator of NumPy")
-                self.events.append(Event("host", None, None, NOWHERE, call, data=call.function))
+            self._compare(generators, threads)
+
+    def _compare(self, generators: dict[str, object], threads: set[threading.Thread]) -> None:
+        """Records which global generators moved, and which threads started and still run."""
+        for name, state in _global_generators().items():
+            if state != generators[name]:
+                what = f"the global generator of {name}"
+                self.events.append(
+                    Event("host", None, None, NOWHERE, Call(next(self._numbers), what), data=name)
+                )
+        for thread in set(threading.enumerate()) - threads:
+            self.not_seen.append(Unseen(f"thread {thread.name!r}", NOWHERE))
 
     @contextlib.contextmanager
-    def enter(self, stack: str, entry: Any) -> Iterator[None]:
+    def enter(self, stack: str, entry: object) -> Iterator[None]:
         """For a `with` block, `entry` is on top of the stack of this name."""
         if stack == "differentiations":
             entry = (next(self._numbers), digest_of(entry))
@@ -82,18 +102,17 @@ class Observer:
 
     @contextlib.contextmanager
     def blinded(self) -> Iterator[None]:
-        """Nothing is recorded inside the block."""
+        """Records nothing inside the block."""
         before, self.blind = self.blind, True
         try:
-            with jax_hooks.beside():
-                yield
+            yield
         finally:
             self.blind = before
 
     def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
         """See `jax_hooks.Watcher`."""
         keys, out, details = self._unmasked(keys, out, details)
-        place, call, speaking, loops, code = self._look(kind)
+        asker = self._look(kind)
         if keys is not None and not keys.rows.size:
             return
         stacks = self.stacks
@@ -102,37 +121,29 @@ class Observer:
                 kind,
                 keys,
                 out,
-                place,
-                call,
-                speaking=speaking,
+                asker.place,
+                asker.call,
+                speaking=asker.speaking,
                 maps=tuple(stacks["maps"]),
                 rows=tuple(stacks["rows"]),
                 differentiations=tuple(stacks["differentiations"]),
+                forward=bool(stacks["forward"]),
                 backward=bool(stacks["backward"]),
-                meshes=tuple(name for names in stacks["meshes"] for name in names),
-                loops=loops,
+                loops=asker.loops,
                 ask=stacks["asks"][-1] if stacks["asks"] else None,
-                code=code,
+                code=asker.code,
                 **details,
             )
         )
 
     def unseen(self, what: str) -> None:
         """See `jax_hooks.Watcher`."""
-        self.not_seen.append(Unseen(what, self._look("unseen")[0]))
+        self.not_seen.append(Unseen(what, self._look("unseen").place))
 
     def foreign(self, kind: str) -> None:
         """See `jax_hooks.Watcher`."""
         name = threading.current_thread().name
         self.not_seen.append(Unseen(f"{kind} in thread {name!r}", NOWHERE))
-
-    def mark(self) -> int:
-        """A point to which `discard_since` can go back."""
-        return len(self.events)
-
-    def discard_since(self, mark: int) -> None:
-        """Forgets what was recorded since, because it will happen again."""
-        del self.events[mark:]
 
     def discard_loop(self) -> None:
         """See `jax_hooks.Watcher`."""
@@ -161,67 +172,74 @@ class Observer:
                 details["data"] = details["data"][chosen]
         return keys, out, details
 
-    def _look(self, kind: str) -> tuple[Place, Call, Any, tuple[int, ...], Any]:
-        """Who asked: place, call, speaking function, loops, code of the user's function."""
-        through = outermost_random = speaking = None
-        users: list[Any] = []
-        evaluated = audited = False
+    def _look(self, kind: str) -> Asker:
+        """Walks the stack, from the inside out."""
+        through = in_random = speaking = None
+        users: list[tuple[CodeType, int]] = []
+        evaluations: list[FrameType] = []
         loops = []
-        frame: Any = sys._getframe(2)
-        while frame is not None and not (audited and users):
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not (users and is_audit(frame.f_code)):
             code = frame.f_code
             room = room_of(code.co_filename)
-            if room == "hidden":
-                evaluated = evaluated or (code.co_name == "eval_jaxpr" and through is None)
-                audited = audited or is_audit(code)
-            elif room == "jax" and code.co_name == "while_loop":
+            if room == "jax" and code.co_name == "while_loop":
                 loops.append(id(frame))
-                self._loops[id(frame)] = frame  # alive, so that no other gets its id
+                self._loops[id(frame)] = frame  # alive, so that no other frame gets its id
+            elif room == "jax" and code.co_name == "eval_jaxpr" and through is None:
+                evaluations.append(frame)
             elif room == "random" and through is None:
-                outermost_random = frame
+                in_random = frame
             elif room in ("own", "installed", "user"):
                 through = through or (code, frame.f_lineno)
                 speaking = speaking or (_spoken(frame) if room == "own" else None)
                 if room == "user":
                     users.append((code, frame.f_lineno))
             frame = frame.f_back
-        if outermost_random is None and evaluated and (written := self._written(kind)):
-            place, call, code = written
-            return place, call, None, tuple(loops), code
-        code = users[0][0] if users else None
-        return place_of(users, through), self._called(kind, outermost_random), speaking, tuple(loops), code
+        if in_random is None and (written := self._written(kind, evaluations)):
+            place, call, where = written
+            return Asker(place, call, None, tuple(loops), where)
+        where = users[0][0] if users else None
+        return Asker(place_of(users, through), self._called(kind, in_random), speaking, tuple(loops), where)
 
-    def _called(self, kind: str, frame: Any) -> Call:
+    def _called(self, kind: str, frame: FrameType | None) -> Call:
+        """The call of `jax.random` with this frame."""
         if frame is None:
             return Call(next(self._numbers), kind)
-        if self._call is None or self._call[0] is not frame:
-            given = frame.f_locals
-            shape, dtype = _asked_shape(given.get("shape")), _asked_dtype(given.get("dtype"))
-            seed = given.get("seed")
+        options = frame.f_locals
+        dtype = _asked_dtype(options.get("dtype"))
+        call = self._known_call(frame)
+        if call is None:
+            seed = options.get("seed")
             seed = int(seed) if isinstance(seed, (int, np.integer)) else None
-            self._call = (frame, Call(next(self._numbers), frame.f_code.co_name, shape, dtype, seed))
-        elif self._call[1].dtype is None and (dtype := _asked_dtype(frame.f_locals.get("dtype"))):
-            # A legacy key is wrapped before `jax.random` settles what dtype None means.
-            self._call = (frame, dataclasses.replace(self._call[1], dtype=dtype))
-        return self._call[1]
+            shape = _asked_shape(options.get("shape"))
+            call = Call(next(self._numbers), frame.f_code.co_name, shape, dtype, seed)
+        elif call.dtype is None and dtype is not None:
+            # `jax.random` wraps a legacy key before it settles what dtype None means.
+            call = dataclasses.replace(call, dtype=dtype)
+        self._call = (frame, None, call)
+        return call
 
-    def _written(self, kind: str) -> tuple[Place, Call, Any] | None:
-        """Who wrote the equation that is evaluated, from its traceback: place, call, code."""
-        evaluations = self.stacks["evaluations"]
-        frames: list[Any] = []
+    def _known_call(self, frame: object, line: object = None) -> Call | None:
+        if self._call is None or self._call[0] is not frame or self._call[1] != line:
+            return None
+        return self._call[2]
+
+    def _written(self, kind: str, evaluations: list[FrameType]) -> tuple[Place, Call, CodeType | None] | None:
+        """Who wrote the equations that run now, from their tracebacks: place, call, code."""
+        frames: list[tuple[CodeType, int]] = []
         written = None
-        for evaluation in evaluations:
+        for evaluation in reversed(evaluations):
             # The traceback of an equation ends where its jit began; that of the equation around it goes on.
-            frames = [*frames_of(evaluation.equation), *frames]
+            frames = [*frames_of(evaluation.f_locals.get("eqn")), *frames]
             written = read_frames(frames)
             if written is not None and written[1] is not None:
-                # All that lies inside an equation of jax.random belongs to it; JAX shares jaxprs among
-                # calls, so the lines further in may be those of another.
+                # Everything inside an equation of jax.random belongs to it. JAX shares jaxprs among calls,
+                # so the lines further in may be those of another call.
                 place, function, through = written
-                token = (evaluation.number, through)
-                if self._call is None or self._call[0] != token:
-                    self._call = (token, Call(next(self._numbers), str(function)))
-                return place, self._call[1], through[0] if place.through is None else None
+                call = self._known_call(evaluation, through)
+                call = call or Call(next(self._numbers), str(function))
+                self._call = (evaluation, through, call)
+                return place, call, through[0] if place.through is None else None
         return None if written is None else (written[0], Call(next(self._numbers), kind), None)
 
 
@@ -256,6 +274,11 @@ def _asked_dtype(dtype: Any) -> str | None:
         return None
 
 
-def _numpy_state() -> tuple[Any, ...]:
+def _global_generators() -> dict[str, object]:
+    """The states of the generators that every library of the process shares."""
     kind, words, *rest = np.random.get_state()
-    return kind, np.asarray(words).tobytes(), *rest
+    states: dict[str, object] = {"NumPy": (kind, np.asarray(words).tobytes(), *rest)}
+    # beartype draws from Python's generator to choose which item of a list it checks.
+    if "beartype" not in sys.modules:
+        states["Python"] = random.getstate()
+    return states

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng.auditing import jax_hooks
 from phijax_rng.auditing.analysis import examine
 from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.auditing.events import Words, words_of
@@ -30,6 +31,7 @@ class Session:
         kept: Iterable[str] = (),
     ):
         """See `audit`; `kept` names keys that each `asked` block may draw from once, by the same line."""
+        jax_hooks.private_modules()  # every later look at a key depends on them
         self._observer = Observer()
         self._names: dict[Bits, str] = {}
         self._given: set[Bits] = set()

@@ -1,12 +1,12 @@
 """How regions that JAX would compile are run in the open.
 
 Each function here does what a primitive of JAX does, by binding the primitives inside of it one after the
-other: `while`, `cond`, `scan` and `jit` by their jaxprs, a mapped region row by row, `shard_map` as `vmap`.
+other: `while`, `cond`, `scan` and `jit` by their jaxprs, a mapped region row by row.
 """
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -15,23 +15,26 @@ import jax.extend.core.primitives as jep
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng.auditing.jax_hooks.watcher import mine
+from phijax_rng.auditing.events import Mapped
+from phijax_rng.auditing.jax_hooks.names import PRIMITIVES
+from phijax_rng.auditing.jax_hooks.watcher import Watcher, mine
 
-KINDS = {
-    "random_seed_p": "seed",
-    "random_split_p": "split",
-    "random_fold_in_p": "fold_in",
-    "random_bits_p": "bits",
-    "random_gamma_p": "gamma",
-}
-"""Primitives of `jax.extend.core.primitives`, and the word each is reported under."""
+Parameters = dict[str, Any]
+"""Parameters of a primitive: jaxprs, numbers, names."""
 
-RAW = frozenset(
-    getattr(jep, name)
-    for name in ("threefry2x32_p", "rng_bit_generator_p", "rng_uniform_p")
-    if hasattr(jep, name)
-)
-"""Generators beneath JAX's keys: who calls them draws without a key that could be named."""
+Operand = tuple[jax.Array, int | None]
+"""A value and the axis that `vmap` maps over; `None` where it maps over none."""
+
+
+def _exported(names: Iterable[str]) -> frozenset[object]:
+    return frozenset(getattr(jep, name) for name in names if hasattr(jep, name))
+
+
+_RAW_NAMES = ("threefry2x32_p", "rng_bit_generator_p", "rng_uniform_p")
+RAW = _exported(_RAW_NAMES)
+"""Generators beneath JAX's keys: a draw from one has no key that the report could name."""
+
+RANDOM = _exported((*PRIMITIVES, *_RAW_NAMES))
 
 
 def holds_draw(value: Any) -> bool:
@@ -45,13 +48,6 @@ def holds_draw(value: Any) -> bool:
     return hasattr(value, "jaxpr") and not isinstance(value, type) and holds_draw(value.jaxpr)
 
 
-RANDOM = frozenset(
-    getattr(jep, name)
-    for name in (*KINDS, "threefry2x32_p", "rng_bit_generator_p", "rng_uniform_p")
-    if hasattr(jep, name)
-)
-
-
 def _call(jaxpr: Any, *args: Any) -> list[Any]:
     return list(jax.extend.core.jaxpr_as_fun(jaxpr)(*args))
 
@@ -62,6 +58,7 @@ def _walk_while(
     cond_consts, args = args[:cond_nconsts], args[cond_nconsts:]
     body_consts, carry = args[:body_nconsts], list(args[body_nconsts:])
     watcher = mine()
+    assert watcher is not None  # nobody else calls this
     while True:
         going = np.asarray(_call(cond_jaxpr, *cond_consts, *carry)[0])
         if not going.any():
@@ -120,7 +117,9 @@ WALKS: dict[str, Callable[..., Any]] = {
 _groups = itertools.count()
 
 
-def by_row(watcher: Any, primitive: Any, operands: Any, params: dict[str, Any], around: Any) -> list[Any]:
+def by_row(
+    watcher: Watcher, primitive: Any, operands: list[Operand], params: Parameters, around: Mapped
+) -> list[Any]:
     """One call of `primitive` for each row of what is mapped, and the results stacked."""
     group = next(_groups)
     rows = []
@@ -133,60 +132,3 @@ def by_row(watcher: Any, primitive: Any, operands: Any, params: dict[str, Any], 
             out = primitive.bind(*row, **params)
         rows.append(out if primitive.multiple_results else [out])
     return [jnp.stack(column) for column in zip(*rows, strict=True)]
-
-
-def map_over_mesh(config: Any, fun: Any, args: Any, params: dict[str, Any]) -> Any:
-    """`fun` on every device of the mesh, as nested `vmap`s with the names of its axes."""
-    mesh, manual = params["mesh"], params["newly_manual_axes"]
-    axes = [axis for axis in mesh.axis_names if axis in manual]
-    sizes = {axis: mesh.shape[axis] for axis in axes}
-    split = [_split_over(x, spec, axes, sizes) for x, spec in zip(args, params["in_specs"], strict=True)]
-    returned: list[Any] = []
-
-    def body(*xs: Any) -> list[Any]:
-        answer, specs = fun(*xs).unpack_aux()
-        returned[:] = [answer, list(specs)]
-        return list(answer)
-
-    mapped: Callable[..., Any] = body
-    for axis in reversed(axes):
-        over = tuple(0 if axis in own else None for _, own in split)
-        mapped = jax.vmap(mapped, in_axes=over, axis_name=axis, axis_size=sizes[axis])
-    with config._check_vma(False):
-        outs = mapped(*(x for x, _ in split))
-    answer, specs = returned
-    joined = [_join_over(x, spec, axes) for x, spec in zip(outs, specs, strict=True)]
-    return answer.update(joined)
-
-
-def _spec_axes(spec: Any, rank: int) -> list[tuple[str, ...]]:
-    entries = [() if e is None else e if isinstance(e, tuple) else (e,) for e in tuple(spec)]
-    return entries + [()] * (rank - len(entries))
-
-
-def _split_over(x: Any, spec: Any, axes: list[str], sizes: dict[str, int]) -> tuple[Any, list[str]]:
-    """`x` with one leading axis for each axis of the mesh that splits it, in the order of the mesh."""
-    shape: list[int] = []
-    place: dict[str, int] = {}
-    for whole, names in zip(jnp.shape(x), _spec_axes(spec, jnp.ndim(x)), strict=True):
-        for name in names:
-            place[name] = len(shape)
-            shape.append(sizes[name])
-        shape.append(whole // int(np.prod([sizes[name] for name in names])))
-    own = [axis for axis in axes if axis in place]
-    rest = [axis for axis in range(len(shape)) if axis not in place.values()]
-    return jnp.transpose(jnp.reshape(x, shape), [place[axis] for axis in own] + rest), own
-
-
-def _join_over(x: Any, spec: Any, axes: list[str]) -> Any:
-    """One array from the rows of all devices; where the mesh repeats it, the first device's."""
-    names = _spec_axes(spec, jnp.ndim(x) - len(axes))
-    kept = [axis for axis in axes if any(axis in dim for dim in names)]
-    for index, axis in reversed(list(enumerate(axes))):
-        if axis not in kept:
-            x = x[(slice(None),) * index + (0,)]
-    order, shape = [], []
-    for dim, own in enumerate(names):
-        order += [kept.index(axis) for axis in own] + [len(kept) + dim]
-        shape.append(int(np.prod([x.shape[kept.index(axis)] for axis in own] + [x.shape[len(kept) + dim]])))
-    return jnp.reshape(jnp.transpose(x, order), shape)

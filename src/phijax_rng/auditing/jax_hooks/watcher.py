@@ -1,53 +1,46 @@
-"""Who is told of the random primitives that run, and what.
+"""Who receives reports of the random primitives that run.
 
-One watcher at a time, for one thread: the primitives are the process's.
+There is one watcher at a time, and it watches one thread: the primitives belong to the process.
 """
 
 import contextlib
-import dataclasses
 import threading
 from typing import Any, Protocol
 
+from phijax_rng.auditing.events import Words
+
 
 class Watcher(Protocol):
-    """What is told of the run. All calls come from the thread that is watched."""
+    """What receives the reports. All calls come from the watched thread, except `foreign`."""
 
     thread: int
     blind: bool
 
-    def record(self, kind: str, keys: Any, out: Any, **details: Any) -> None:
-        """A random primitive has run: `keys` and `out` are `Words` or `None`."""
+    def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
+        """A random primitive ran."""
 
     def unseen(self, what: str) -> None:
-        """Something that may hold a draw runs where it cannot be seen."""
+        """Something that may draw runs where the audit cannot see it."""
 
     def foreign(self, kind: str) -> None:
         """Another thread ran a random primitive."""
 
-    def enter(self, stack: str, entry: Any) -> contextlib.AbstractContextManager[Any]:
+    def enter(self, stack: str, entry: object) -> contextlib.AbstractContextManager[None]:
         """For a `with` block, `entry` is on top of the stack of this name."""
 
     def blinded(self) -> contextlib.AbstractContextManager[None]:
-        """For a `with` block, nothing is reported."""
+        """For a `with` block, nothing is recorded."""
 
     def discard_loop(self) -> None:
-        """If the caller is `lax.while_loop`: its Python loop gave up, and will run again from its start."""
-
-
-@dataclasses.dataclass
-class Evaluation:
-    """One walk over the equations of a jaxpr."""
-
-    number: int
-    equation: Any = None
+        """The Python loop of `lax.while_loop` gave up and runs again from its start."""
 
 
 _active: Watcher | None = None
 
 
-def mine() -> Any:
-    """The watcher, if it watches this thread and is not blind to what runs now."""
-    watcher: Any = _active
+def mine() -> Watcher | None:
+    """The watcher, if it watches this thread and is not blind now."""
+    watcher = _active
     if watcher is None or watcher.blind or watcher.thread != threading.get_ident():
         return None
     return watcher
@@ -59,6 +52,6 @@ def active() -> Watcher | None:
 
 
 def activate(watcher: Watcher | None) -> None:
-    """From now on this one is told; nobody for `None`."""
-    global _active  # noqa: PLW0603 - the primitives are the process's, so the watcher is
+    """Sets the watcher of this process; `None` for nobody."""
+    global _active  # noqa: PLW0603 - the primitives belong to the process, so the watcher does too
     _active = watcher
