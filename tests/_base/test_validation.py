@@ -331,7 +331,7 @@ def test_a_function_with_other_parameters_is_refused():
     with pytest.raises(TypeError) as caught:
         validation.takes(own, "own", "losses", "state")
     assert str(caught.value) == (
-        "own must take (losses, state), got (state, *, rate=0.5). Mend its parameters."
+        "own must take (losses, state), got (state, *, rate=0.5). Fix its parameters."
     )
 
 

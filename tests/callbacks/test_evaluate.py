@@ -101,17 +101,17 @@ def test_results_other_than_numbers_by_name_raise(function, error, message):
         (3, "function must be callable, got 3. Pass a function."),
         (
             lambda: {"one": 1},
-            "function must take (model_state), and may take key by that name, got (). Mend its parameters.",
+            "function must take (model_state), and may take key by that name, got (). Fix its parameters.",
         ),
         (
             lambda model_state, points: {"one": 1},
             "function must take (model_state), and may take key by that name, got (model_state, points). "
-            "Mend its parameters.",
+            "Fix its parameters.",
         ),
         (
             lambda model_state, points, *, key: {"one": 1},
             "function must take (model_state), and may take key by that name, got (model_state, points, *, "
-            "key). Mend its parameters.",
+            "key). Fix its parameters.",
         ),
     ],
     ids=["no function", "no parameter", "one too many", "one too many beside the key"],

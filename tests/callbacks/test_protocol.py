@@ -124,7 +124,7 @@ no_event.every_n_steps = 2
             TypeError,
             "callbacks[0] must be an object, got the class EarlyStopping. Call it: EarlyStopping(...).",
         ),
-        (no_event, TypeError, "callbacks[0] must take (event), got (). Mend its parameters."),
+        (no_event, TypeError, "callbacks[0] must take (event), got (). Fix its parameters."),
         (
             Wrong(finish=3),
             TypeError,
@@ -133,7 +133,7 @@ no_event.every_n_steps = 2
         (
             Wrong(finish=lambda: None),
             TypeError,
-            "callbacks[0].finish must take (event), got (). Mend its parameters.",
+            "callbacks[0].finish must take (event), got (). Fix its parameters.",
         ),
         (
             Wrong(is_over=True),
@@ -143,7 +143,7 @@ no_event.every_n_steps = 2
         (
             Wrong(check=lambda: None),
             TypeError,
-            "callbacks[0].check must take (memory), got (). Mend its parameters.",
+            "callbacks[0].check must take (memory), got (). Fix its parameters.",
         ),
         (Wrong(name=3), TypeError, "callbacks[0].name must be a str, got 3. Pass a name."),
         (Wrong(follows=3), TypeError, "callbacks[0].follows must be a str, got 3. Pass a name."),

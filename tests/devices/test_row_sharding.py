@@ -126,7 +126,7 @@ def test_a_balanced_run_on_filled_up_batches_from_the_host_goes_on_on_three(in_e
 # What is refused
 
 NO_MASK = (
-    "uneven='pad' fills batches up with rows that must not count, and {} no mask. "
+    "uneven='pad' pads batches with rows that must not count, and {} no mask. "
     "Add a parameter named mask, {{batch name: bool of shape (rows,)}}, and average with "
     "masked_mean(values, mask[name]); or pass another `uneven`."
 )

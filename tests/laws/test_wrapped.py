@@ -84,7 +84,7 @@ def test_a_subclass_is_not_taken_for_what_it_derives_from(sampler):
 
 @pytest.mark.parametrize("name", ["Sobol points", "a Latin hypercube", "a union", "a slab"])
 def test_a_frozen_draw_behind_a_sampler_is_named(name):
-    with pytest.warns(UserWarning, match=r"the source gives the same 'rows' at steps 0 to 3\."):
+    with pytest.warns(UserWarning, match=r"the source returns the same 'rows' at steps 0 to 3\."):
         source_checks.check_source(source_of(WRAPPING[name](Frozen())), 0, 100, {})
 
 

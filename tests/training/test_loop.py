@@ -587,7 +587,7 @@ def _returns_text_beside_losses(state, batches, key):
         (
             lambda state, batches: state,
             TypeError,
-            "train_step must take (state, batches, key), got (state, batches). Mend its parameters.",
+            "train_step must take (state, batches, key), got (state, batches). Fix its parameters.",
         ),
         (_returns_no_mapping, TypeError, "the losses of train_step must be a mapping, got "),
         (_returns_no_losses, ValueError, "the losses of train_step must name at least one entry, got (). "),

@@ -280,7 +280,7 @@ def test_losses_that_take_any_name_have_not_said_that_they_honor_a_mask():
 def test_a_mask_that_nobody_asks_for_is_not_dropped_in_silence():
     assert not module(without).wants_mask
     message = (
-        "uneven='pad' fills batches up with rows that must not count, and the losses of module 'module' "
+        "uneven='pad' pads batches with rows that must not count, and the losses of module 'module' "
         "take no mask. Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
         "masked_mean(values, mask[name]); or pass another `uneven`."
     )

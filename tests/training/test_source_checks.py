@@ -46,21 +46,21 @@ def frozen_source(**attributes):
 
 def test_a_source_that_counts_its_calls_is_refused_by_name():
     message = (
-        "source(4) gave another 'data' when asked again. Draw from the key and the step alone: "
-        "neither a global generator nor a counter."
+        "source(4) returned another 'data' when it was called again. Draw from the key and the step alone: "
+        "neither from a global generator nor from a counter."
     )
     with pytest.raises(ImpureSourceError, match=re.escape(message)):
         check_source(Counter(), 4, 100, {})
 
 
 def test_a_frozen_draw_is_named():
-    with pytest.warns(UserWarning, match=r"the source gives the same 'bad' at steps 0 to 3\."):
+    with pytest.warns(UserWarning, match=r"the source returns the same 'bad' at steps 0 to 3\."):
         check_source(frozen_source(), 0, 100, {})
 
 
 def test_what_says_it_is_fixed_is_believed():
     fixed = lambda step: {"data": np.zeros(3)}  # noqa: E731
-    with pytest.warns(UserWarning, match="the source gives the same 'data'"):
+    with pytest.warns(UserWarning, match="the source returns the same 'data'"):
         check_source(fixed, 0, 100, {})
     fixed.fixed = True
     with warnings.catch_warnings():

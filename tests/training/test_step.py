@@ -248,7 +248,7 @@ def test_a_step_in_which_every_parameter_was_replaced_is_refused(losses):
         step(state, BATCHES, KEY)
     assert str(caught.value) == (
         "losses returned a model_state in which every floating leaf was replaced, so nothing would be "
-        "trained. Hand the parameters back as they came, for example "
+        "trained. Return the parameters unchanged, for example "
         "{**model_state, 'batch_stats': new}, with no jit or checkpoint around `losses`."
     )
 
@@ -274,7 +274,7 @@ def test_a_model_state_of_another_structure_is_refused_with_both(returned, shown
         "losses returned a model_state of another structure\n"
         "  given:    PyTreeDef({'w': *})\n"
         f"  returned: {shown}\n"
-        "Return the whole model state, with its variables renewed."
+        "Return the whole model state, with updated variables."
     )
 
 

@@ -227,7 +227,7 @@ def takes(value: Any, name: str, *arguments: str) -> Any:
         signature.bind(*arguments)
     except TypeError:
         wanted = f"({', '.join(arguments)})"
-        raise TypeError(f"{name} must take {wanted}, got {signature}. Mend its parameters.") from None
+        raise TypeError(f"{name} must take {wanted}, got {signature}. Fix its parameters.") from None
     return value
 
 

@@ -1,11 +1,10 @@
-"""Refreshing the samplers that follow residuals, inside the compiled loop.
+"""Refresh of the samplers that follow residuals, inside the compiled loop.
 
     before the batch of a step:  sampler.due(step, state)?  --yes-->  sampler.refresh(key, state, residuals)
 
-Whether a step refreshes is decided from the absolute step and the sampler's state, and everything that
-is random in it comes from `fold_in(keys.stream(sampling_key, "adaptive", name), step)`. No step key and
-no runtime key is spent, so a refresh moves no other draw, and a run that was resumed anywhere
-refreshes where the uninterrupted one did.
+The absolute step and the sampler's state decide whether a step refreshes. All randomness comes from
+`fold_in(keys.stream(sampling_key, "adaptive", name), step)`. No step key and no runtime key is used, so a
+refresh changes no other draw, and a resumed run refreshes at the steps of the uninterrupted one.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from phijax_rng.sampling.protocols import TrainingBatchSource
 from phijax_rng.state import TrainState
 from phijax_rng.training.module import LossModule
 
-# Steps end below it, so the key of `init` is that of no refresh.
+# Steps are below 2**31, so the key of `init` is never the key of a refresh.
 _INIT = 2**31
 
 
@@ -47,7 +46,7 @@ class CheckedRefresh(Refresh, Protocol):
 
 
 def with_sampler_state(state: TrainState, source: object) -> TrainState:
-    """`state` with what every adaptive sampler of `source` starts from, where it holds nothing for it yet."""
+    """`state` with the initial state of every adaptive sampler of `source` that has none in it yet."""
     missing = {
         name: sampler.init(keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), _INIT))
         for name, sampler in adapt_source(source).adaptive_samplers.items()
@@ -55,7 +54,7 @@ def with_sampler_state(state: TrainState, source: object) -> TrainState:
     }
     if not missing:
         return state
-    # Mapped, the dicts have the order in which JAX hands them back.
+    # `jax.tree.map` sorts the keys, as every compiled program does with a dict; the structures then agree.
     return state.replace(sampler_state=jax.tree.map(jnp.asarray, {**state.sampler_state, **missing}))
 
 
@@ -66,7 +65,7 @@ def adaptive_refresh(module: object, source: object) -> "AdaptiveRefresh | None"
 
 
 def chained(*refreshes: Refresh | None) -> Refresh | None:
-    """One refresh for several, in this order, those that are `None` left out; `None` without any."""
+    """One refresh that runs these in order, without those that are `None`; `None` if all are."""
     parts = tuple(refresh for refresh in refreshes if refresh is not None)
     return _Chain(parts) if len(parts) > 1 else next(iter(parts), None)
 
@@ -96,8 +95,8 @@ class _Chain:
 class AdaptiveRefresh:
     """`(state, source) -> state` with the sampler states that are due refreshed; may be traced.
 
-    The residuals are `module.residuals` on this step's batches, with the sampler's candidates in place
-    of its own batch; those that the sampler wants are taken together, and the rest is not computed.
+    The residuals are `module.residuals` on the batches of this step, with the sampler's candidates in place
+    of its own batch. The named residuals are put side by side; XLA drops the others.
 
     Attributes:
         module: its `residuals` are evaluated.
@@ -133,7 +132,7 @@ class AdaptiveRefresh:
     def _refreshed(self, name: str, state: TrainState, source: AdaptedSource) -> TrainState:
         if name not in state.sampler_state:
             raise ValueError(
-                f"samplers[{name!r}] keeps a state, and state.sampler_state has "
+                f"samplers[{name!r}] has a state, and state.sampler_state has "
                 f"{validation.shown(state.sampler_state)}. "
                 "Begin with refresh.with_sampler_state(state, source)."
             )

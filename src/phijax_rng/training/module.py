@@ -43,7 +43,7 @@ class StepOutput:
 
     Attributes:
         losses: loss name -> scalar.
-        model_state: the model state with its variables renewed, of unchanged structure; `None` when
+        model_state: the model state with updated variables, of unchanged structure; `None` when
             there are none. Leaves handed back as they came are trained. Leaves that were replaced
             are variables (batch statistics, counters): they are carried as returned, and the
             optimizer does not move them. Which is which is decided when the step is traced, so
@@ -66,15 +66,15 @@ class LossModule:
     Attributes:
         init: `init(key) -> model_state`, the model factory.
         losses: `losses(model_state, batches, key) -> {name: scalar}` or a `StepOutput`. A function without
-            a parameter named `key` is called without it. One with a parameter named `mask` is given
-            `{batch name: bool of shape (rows,)}`, true for the rows that count, which are all rows unless a
-            trainer fills batches up (`uneven="pad"`). Traced once; must be pure.
+            a parameter named `key` is called without it. One with a parameter named `mask` receives
+            `{batch name: bool of shape (rows,)}`, true for the rows that count: all of them, unless a trainer
+            pads batches (`uneven="pad"`). Traced once; must be pure.
         batch_keys: names of the batches that the losses read, in the order they are drawn.
-        loss_names: names of the losses, in the order they are summed; read off the first
-            trace when left out.
+        loss_names: names of the losses, in the order they are summed; taken from the first trace if left
+            out.
         residuals: `residuals(model_state, batches, key) -> {loss name: rows}`, one row for each point, for
-            balancing and adaptive sampling. May leave out the parameter named `key`, and name `mask`; it is
-            always given batches in which every row counts.
+            balancing and adaptive sampling. The parameters named `key` and `mask` are optional; its batches
+            are never padded.
         predict: `predict(model_state, inputs) -> outputs`.
         name: for messages and records.
 
@@ -120,7 +120,7 @@ class LossModule:
     def evaluate(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
     ) -> StepOutput:
-        """`losses` called with what it asks for, its answer as a `StepOutput`.
+        """`losses` called with the parameters it has, its result as a `StepOutput`.
 
         Args:
             model_state: of the model.
@@ -129,7 +129,7 @@ class LossModule:
             mask: which rows count, by name; all of them for `None`.
 
         Raises:
-            ValueError: there is a mask, and the losses take none.
+            ValueError: there is a mask, and the losses have no parameter for it.
         """
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
@@ -146,7 +146,7 @@ class LossModule:
     def residual_rows(
         self, model_state: ModelState, batches: Batches, key: KeyScalar
     ) -> Mapping[str, jax.Array]:
-        """`residuals` called with what it asks for.
+        """`residuals` called with the parameters it has.
 
         Raises:
             ValueError: the module has none.
@@ -160,20 +160,20 @@ class LossModule:
 
 
 def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
-    """The mask of batches that are not filled up, for a function that names it."""
+    """The mask of batches without padding, for a function that has the parameter."""
     return row_masks.every_row(batches) if names_mask(fn) else None
 
 
 def called(
     fn: Callable[..., Any], *arguments: Any, key: KeyScalar, mask: Mapping[str, Any] | None = None
 ) -> Any:
-    """What `fn` returns, with the key and the mask if it asks for them."""
-    by_place, by_name = _asked(fn, {"key": key} if mask is None else {"key": key, "mask": mask})
-    return fn(*arguments, *by_place, **by_name)
+    """What `fn` returns, called with the key and the mask if it has parameters for them."""
+    positional, by_name = _accepted(fn, {"key": key} if mask is None else {"key": key, "mask": mask})
+    return fn(*arguments, *positional, **by_name)
 
 
-def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What `fn` takes of what is offered: by place, and by name."""
+def _accepted(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The offered arguments that `fn` accepts: positional-only ones, and by name."""
     placed = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
     named = {name: value for name, value in offered.items() if name not in placed and _accepts(fn, name)}
     return [offered[name] for name in placed], named
@@ -182,31 +182,31 @@ def _asked(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any
 def require_parameters(
     fn: Callable[..., object], name: str, *arguments: str, offered: tuple[str, ...] = ("key",)
 ) -> None:
-    """Raises unless `called` can call it with arguments of these names, and what is offered beside them."""
+    """Raises unless `called` can call it with arguments of these names and with the offered ones."""
     validation.function(fn, name)
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some callables of compiled code do not tell
+    except (TypeError, ValueError):  # some callables of compiled code have no signature
         return
-    by_place, by_name = _asked(fn, dict.fromkeys(offered))
+    positional, by_name = _accepted(fn, dict.fromkeys(offered))
     try:
-        signature.bind(*arguments, *by_place, **by_name)
+        signature.bind(*arguments, *positional, **by_name)
     except TypeError:
         raise TypeError(
             f"{name} must take ({', '.join(arguments)}), and may take {' and '.join(offered)} by that name, "
-            f"got {signature}. Mend its parameters."
+            f"got {signature}. Fix its parameters."
         ) from None
 
 
 def require_mask(fn: Callable[..., Any], what: str) -> None:
-    """Raises unless `fn` takes the mask of batches that are filled up.
+    """Raises unless `fn` takes the mask of padded batches.
 
     Raises:
         ValueError: it has no parameter of this name.
     """
     if not names_mask(fn):
         raise ValueError(
-            f"uneven='pad' fills batches up with rows that must not count, and {what} no mask. "
+            f"uneven='pad' pads batches with rows that must not count, and {what} no mask. "
             "Add a parameter named mask, {batch name: bool of shape (rows,)}, and average with "
             "masked_mean(values, mask[name]); or pass another `uneven`."
         )
@@ -226,7 +226,7 @@ def takes_key(fn: Callable[..., Any]) -> bool:
 
 
 def names_mask(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` has a parameter named `mask`; to take any name is no promise to honor it."""
+    """Whether `fn` has a parameter named `mask`; accepting any name does not mean that it uses the mask."""
     return any(p.name == "mask" for p in _parameters(fn))
 
 
@@ -238,7 +238,7 @@ def _accepts(fn: Callable[..., Any], name: str) -> bool:
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # some callables of compiled code do not tell
+    except (TypeError, ValueError):  # some callables of compiled code have no signature
         return []
 
 
@@ -266,12 +266,12 @@ def is_array(value: object) -> bool:
     if isinstance(value, (bool, int, float, complex)):
         return True
     dtype = getattr(value, "dtype", None)
-    # Text and objects are NumPy arrays too.
+    # NumPy also has arrays of text, objects and dates, which JAX cannot hold.
     return dtype is not None and hasattr(value, "shape") and getattr(dtype, "kind", "V") not in "OSUmM"
 
 
 def array_type(value: Any) -> str:
-    """`float32[3]`, or the value itself where it is no array."""
+    """`float32[3]`, or the repr of a value that is no array."""
     if not is_array(value):
         return repr(value)
     dtype = value.dtype if hasattr(value, "dtype") else jax.numpy.result_type(value)

@@ -1,10 +1,9 @@
-"""Asks a source twice before a run trusts it.
+"""Calls a source twice for one step before a run relies on it.
 
-A batch must be a pure function of the step. A source that answers one step in two ways is refused;
-one that gives the same batch at every step, and does not say that it means to (`fixed = True`), is
-named in a warning: a NumPy generator that was traced freezes its first draw in just this way. The
-samplers of this package are pure by construction and are not asked, unless they draw through a geometry
-or a sampler of the user's own.
+A batch must be a pure function of the step. A source that returns different batches for the same step is
+refused. A source that returns the same batch at every step, without `fixed = True`, causes a warning: a
+traced NumPy generator freezes its first draw in this way. The samplers of this package are pure by
+construction and are not checked, unless they draw through a user's geometry or sampler.
 """
 
 import warnings
@@ -38,38 +37,38 @@ _OTHER_STEPS = 3
 
 
 def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, Any]) -> None:
-    """Raises if `source(step)` differs from itself; warns if the steps after it, below `stop`, do not.
+    """Raises if two calls of `source(step)` differ; warns if the steps after it, below `stop`, do not differ.
 
     Raises:
         ImpureSourceError: naming the batches that differ.
     """
     source = adapt_source(source)
-    names = _asked(source)
+    names = _checked_names(source)
     if names is not None and not names:
         return
-    sampler_state = processes.to_local(sampler_state)  # the host asks one device
+    sampler_state = processes.to_local(sampler_state)  # the host reads one device
     first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
     different = [name for name in first if again.get(name) != first[name]]
     if different:
         raise ImpureSourceError(
-            f"source({step}) gave another {validation.shown(different)} when asked again. "
+            f"source({step}) returned another {validation.shown(different)} when it was called again. "
             "Draw from the key and the "
-            "step alone: neither a global generator nor a counter."
+            "step alone: neither from a global generator nor from a counter."
         )
     others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
     if same and not source.fixed and processes.is_primary():
         warnings.warn(
-            f"the source gives the same {validation.shown(same)} at steps {step} to "
-            f"{step + len(others)}. If it means to, "
-            "let it say so with an attribute fixed = True; if not, it does not draw from the step.",
+            f"the source returns the same {validation.shown(same)} at steps {step} to "
+            f"{step + len(others)}. If that is intended, "
+            "set an attribute fixed = True; if not, it does not draw from the step.",
             UserWarning,
             stacklevel=2,
         )
 
 
-def _asked(source: AdaptedSource) -> list[str] | None:
-    """The batches to look at; `None` for all of them."""
+def _checked_names(source: AdaptedSource) -> list[str] | None:
+    """The batches to compare; `None` for all of them."""
     if not isinstance(source.source, NamedBatchSource):
         return None
     return [
@@ -80,7 +79,7 @@ def _asked(source: AdaptedSource) -> list[str] | None:
 
 
 def _is_pure(sampler: Any) -> bool:
-    """Whether this is a class of this package, neither a user's subclass nor around something of a user's."""
+    """Whether this is a class of this package, neither a subclass nor a wrapper of something a user wrote."""
     return type(sampler) in _PURE and all(map(_is_pure, AdaptedSampler(sampler).inner_parts))
 
 

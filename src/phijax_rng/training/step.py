@@ -1,10 +1,9 @@
-"""One pure update of a `TrainState`; the only module that knows Optax.
+"""One pure update of a `TrainState`. Optax is imported in this wing alone.
 
     batches, key --losses--> named losses --balancer--> one scalar --grad--> Optax --> next state
 
-A train step is any function `(state, batches, key) -> (state, {name: loss})` that raises
-`state.step` by one (a `StepOutput` in place of the dict adds diagnostics). `LossTrainStep` is
-the usual one; a custom training plan is another.
+A train step is any function `(state, batches, key) -> (state, {name: loss})` that raises `state.step` by one.
+A `StepOutput` in place of the dict adds diagnostics. `LossTrainStep` is the usual one.
 """
 
 import dataclasses
@@ -37,9 +36,9 @@ class TrainStep(Protocol):
     ) -> tuple[TrainState, Mapping[str, jax.Array] | StepOutput]:
         """The state after one update, with `step` raised by one, and the losses of this step by name.
 
-        `state.rng_key` has been advanced already; `key` is this step's runtime key. With
-        `uneven="pad"` a train step must have a parameter named `mask`, and is given which rows count,
-        `{batch name: bool of shape (rows,)}`; a default of `None`, for all of them, serves everywhere else.
+        `state.rng_key` is advanced already; `key` is the runtime key of this step. With `uneven="pad"` a
+        train step must have a parameter named `mask`: `{batch name: bool of shape (rows,)}`, true for the
+        rows that count. Give it a default of `None`, for all rows.
         """
         ...
 
@@ -78,14 +77,15 @@ _Evaluated: TypeAlias = tuple[Any, _Pairs, _Pairs]
 class LossTrainStep:
     """The update of a `LossModule` by an Optax transformation.
 
-    Transformations that want more than gradients (`value`, `grad`, `value_fn`, as line searches
-    and plateau schedules do) receive it.
+    Transformations that take more than gradients (`value`, `grad`, `value_fn`, as line searches and plateau
+    schedules do) receive it.
 
     With micro-batches, row i of a batch of b rows belongs to micro-batch `i // (b / microbatches)`. They are
     evaluated one after the other, the j-th with the key `split(key, microbatches)[j]`, and each loss is the
     mean of its values; the balancer combines these means. Variables are carried from one to the next.
-    Diagnostics in floating point are means, others those of the last. The gradient is that of the whole, and
-    each micro-batch is evaluated again for it (`jax.checkpoint`), so that one is held at a time.
+    Floating diagnostics are averaged, others are those of the last micro-batch. The gradient is that of the
+    whole batch; each micro-batch is evaluated again for it (`jax.checkpoint`), so that the activations of one
+    are in memory at a time.
 
     Attributes:
         module: the losses.
@@ -159,15 +159,15 @@ class LossTrainStep:
             given = merge(variables, model_state)
             output = self.module.evaluate(given, batches, key, mask)
             replaced = _replaced_leaves(output.model_state, given)
-            # JAX would hand a dict back in sorted order.
+            # `_Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
             return replaced, _Pairs(output.losses), _Pairs(output.diagnostics)
 
         if self.microbatches == 1:
             return evaluate(_none_of(model_state), batches, key)
         if mask is not None:
             raise ValueError(
-                f"microbatches={self.microbatches} averages over slices of a batch, and filled up they do "
-                "not have equally many rows that count. Pass microbatches=1, or another `uneven`."
+                f"microbatches={self.microbatches} averages over slices of a batch, and slices of a padded "
+                "batch do not have equally many rows that count. Pass microbatches=1, or another `uneven`."
             )
         slices = _Pairs({name: _sliced(rows, name, self.microbatches) for name, rows in batches.items()})
         return _one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
@@ -178,7 +178,7 @@ class LossTrainStep:
         balancer_state, observed = state.balancer_state, None
         _require_same_losses(losses, self.module.loss_names, "the module's loss_names")
         _require_same_losses(losses, balancer.loss_names, "the balancer's loss_names")
-        # In the order that the module names them, so that the sum rounds the same whatever the dict's.
+        # In the order that the module names them: another order of the sum rounds differently.
         ordered = {name: losses[name] for name in self.module.loss_names or losses}
         if balancer.observe_method is not None:
             key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
@@ -190,14 +190,14 @@ class LossTrainStep:
 def _one_by_one(
     evaluate: Callable[..., _Evaluated], model_state: ModelState, slices: _Pairs, keys: jax.Array
 ) -> _Evaluated:
-    """`evaluate` over the micro-batches, in order; losses averaged, variables carried."""
+    """`evaluate` over the micro-batches, in order, with averaged losses and carried variables."""
 
     def turn(variables: ModelState, inputs: tuple[_Pairs, KeyScalar]) -> Any:
         rows, own_key = inputs
         replaced, losses, diagnostics = evaluate(variables, rows.named(), own_key)
         return replaced, (losses, diagnostics)
 
-    # Which leaves the losses replace is only known once they have been traced.
+    # The first trace shows which leaves the losses replace; a scan must know them before it starts.
     first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
     carried = jax.eval_shape(turn, _none_of(model_state), first)[0]
     start = jax.tree.map(
@@ -224,7 +224,7 @@ def _sliced(rows: Rows, name: str, count: int) -> Any:
 
 
 def _summary(values: jax.Array) -> jax.Array:
-    """The mean of a number over the micro-batches; the last one where it is not floating."""
+    """The mean of a number over the micro-batches; the last value if it is not floating."""
     return jnp.mean(values, axis=0) if jnp.issubdtype(values.dtype, jnp.inexact) else values[-1]
 
 
@@ -238,7 +238,7 @@ def _is_none(leaf: object) -> bool:
 
 
 def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> Any:
-    """The gradient of a parameter; zero for a variable, which the optimizer must not move."""
+    """The gradient of a parameter; zero for a variable, which the optimizer must not change."""
     if grad is None:
         return None
     if variable is not None:
@@ -248,7 +248,10 @@ def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> An
 
 
 def _replaced_leaves(returned: ModelState | None, given: ModelState) -> Any:
-    """The leaves of `returned` that are not those of `given`; `None` in place of the others."""
+    """The leaves of `returned` that differ in identity from those of `given`; `None` in place of the others.
+
+    Identity is decided while tracing, so a `jit` or `checkpoint` around `losses` would replace every leaf.
+    """
     if returned is None:
         return _none_of(given)
     _require_same_structure(returned, given)
@@ -261,7 +264,7 @@ def _replaced_leaves(returned: ModelState | None, given: ModelState) -> Any:
     if num_trainable and num_trainable == len(jax.tree.leaves(trainable(variables))):
         raise ValueError(
             "losses returned a model_state in which every floating leaf was replaced, so nothing would be "
-            "trained. Hand the parameters back as they came, for example "
+            "trained. Return the parameters unchanged, for example "
             "{**model_state, 'batch_stats': new}, "
             "with no jit or checkpoint around `losses`."
         )
@@ -275,7 +278,7 @@ def _require_same_structure(returned: ModelState | None, given: ModelState) -> N
             "losses returned a model_state of another structure\n"
             f"  given:    {before}\n"
             f"  returned: {after}\n"
-            "Return the whole model state, with its variables renewed."
+            "Return the whole model state, with updated variables."
         )
 
 

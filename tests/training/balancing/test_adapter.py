@@ -82,13 +82,13 @@ MEND_TOTAL = "Fix it: its gradient is what trains the model."
         (
             with_members(combine=lambda self, losses: 0.0),
             TypeError,
-            "balancer.combine must take (losses, state), got (losses). Mend its parameters.",
+            "balancer.combine must take (losses, state), got (losses). Fix its parameters.",
         ),
         (
             with_members(update=lambda self, losses, state: state),
             TypeError,
             "balancer.update must take (module, model_state, batches, key, state), got (losses, state). "
-            "Mend its parameters.",
+            "Fix its parameters.",
         ),
         (
             with_members(loss_names={"pde"}),

@@ -163,7 +163,7 @@ def test_a_balancer_that_does_not_adapt_has_no_refresh():
         (
             with_settings(diagnostic_batch_sizes=4),
             abs,
-            "the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
+            "the balancer needs diagnostic batches, and the source has no sample(key, batch_sizes), got "
             "<built-in function abs>. Give it one, or balance on the batches of the steps "
             "(diagnostic_batch_sizes=None).",
         ),

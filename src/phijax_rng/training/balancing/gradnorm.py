@@ -77,16 +77,16 @@ class GradNormBalancer(WeightedSum):
         key: KeyScalar,
         state: Mapping[str, jax.Array],
     ) -> dict[str, jax.Array]:
-        """The state with these gradients taken in; see `AdaptiveBalancer`."""
+        """The state after these gradients; see `AdaptiveBalancer`."""
         parameters = trainable(model_state)
 
-        # One loss after the other: XLA then leaves out of each pass what the other losses need.
+        # One loss after the other: XLA then drops from each pass what only the other losses need.
         def norm(name: str) -> jax.Array:
             def loss(parameters: ModelState) -> jax.Array:
                 return module.evaluate(merge(parameters, model_state), batches, key).losses[name]
 
             value, gradient = jax.value_and_grad(loss)(parameters)
-            # A loss that is not finite may have a finite gradient (`where` has), and must not count as small.
+            # A non-finite loss can have a finite gradient (through `where`), and must not count as small.
             return jnp.sqrt(sum_of_squares(gradient)) + 0 * value.astype(jnp.float32)
 
         norms = jnp.stack([norm(name) for name in self.loss_names])

@@ -35,11 +35,11 @@ from phijax_rng.training.module import LossModule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NTKBalancer(WeightedSum):
-    """A term that is learned slowly gets a large weight; wants the module's `residuals`.
+    """A term that is learned slowly gets a large weight; needs the module's `residuals`.
 
     Point i of every batch makes a batch of one row, and the residuals of a term are differentiated there:
     `residuals` is called with one row of each batch. An update costs one Jacobian for each row and term;
-    `kernel_chunk_size` of them are computed, and held, at a time.
+    `kernel_chunk_size` of them are in memory at a time.
 
     A trace of at most `eps` leaves the weight of its term as it was.
 
@@ -96,7 +96,7 @@ class NTKBalancer(WeightedSum):
         key: KeyScalar,
         state: Mapping[str, jax.Array],
     ) -> dict[str, jax.Array]:
-        """The state with the kernel at these points taken in; see `AdaptiveBalancer`."""
+        """The state after the kernel at these points; see `AdaptiveBalancer`."""
         shapes = jax.eval_shape(lambda: module.residual_rows(model_state, batches, key))
         _require_residuals(shapes, self.loss_names)
 
@@ -136,7 +136,7 @@ def _row(batches: Mapping[str, Any], index: jax.Array) -> dict[str, Any]:
 
     def pick(leaf: jax.Array) -> jax.Array:
         leaf = jnp.asarray(leaf)
-        # A batch with fewer rows is one that the term at hand does not depend on.
+        # The modulo only acts on batches with fewer rows than this term has, which it does not depend on.
         return jax.lax.dynamic_slice_in_dim(leaf, index % leaf.shape[0], 1)
 
     return {name: jax.tree.map(pick, rows) for name, rows in batches.items()}

@@ -4,13 +4,13 @@ A balancer is a few pure functions over a state that training carries and checkp
 
     initialize() -> state      combine(losses, state) -> scalar      diagnostics(state) -> {name: scalar}
 
-One that adapts offers one of two more, or both:
+A balancer that adapts also has one or both of these:
 
     observe(losses, key, state) -> state                          at every step, from its losses
-    update(module, model_state, batches, key, state) -> state     at scheduled steps, from what it likes
+    update(module, model_state, batches, key, state) -> state     at scheduled steps, from the model
 
-Losses are summed in the order of `loss_names`, so the sum rounds the same way in every run. All that a
-balancer learns is in its state, so a resumed run goes on with the same weights.
+Losses are summed in the order of `loss_names`, so the sum rounds the same way in every run. Everything a
+balancer learns is in its state, so a resumed run continues with the same weights.
 
 """
 
@@ -25,7 +25,22 @@ from phijax_rng.training.module import LossModule
 
 @runtime_checkable
 class LossBalancer(Protocol):
-    """Combines named losses, and may adapt how; see `AdaptiveBalancer` and `ObservingBalancer`."""
+    """Combines named losses into one scalar.
+
+    Optional members, which `adapt_balancer` reads once:
+
+    | member | without it |
+    |---|---|
+    | `update(module, model_state, batches, key, state)` | the state does not change at scheduled steps |
+    | `update_every_n_steps` | required with `update` |
+    | `update_start_step` | `update_every_n_steps` |
+    | `diagnostic_batch_sizes` | `update` receives the batch of the step |
+    | `observe(losses, key, state)` | the state does not change with every step |
+    | `check_module(module)` | any `LossModule` is accepted |
+    | `describe()` | the contract records the class and its fields |
+
+    `AdaptiveBalancer` and `ObservingBalancer` show them with their types.
+    """
 
     @property
     def loss_names(self) -> tuple[str, ...] | None:
@@ -47,15 +62,12 @@ class LossBalancer(Protocol):
 
 @runtime_checkable
 class AdaptiveBalancer(LossBalancer, Protocol):
-    """Renews its state at scheduled steps, inside the compiled loop.
+    """Updates its state at scheduled steps, inside the compiled loop.
 
     Before the update from step t, `update` is called if t is `update_start_step` or a multiple of
-    `update_every_n_steps` behind it. Optional members:
-
-    `update_start_step`: the first such step; `update_every_n_steps` where it is absent or `None`.
-    `diagnostic_batch_sizes`: name -> size (or one size for every batch) of diagnostic batches that are drawn
-    from `fold_in(balancer_key, 0)`, the same ones at every update and behind every resume; the batch of the
-    step where it is absent or `None`.
+    `update_every_n_steps` after it. `diagnostic_batch_sizes` is name -> size, or one size for every batch:
+    these batches are drawn from `fold_in(balancer_key, 0)` and are the same at every update and after every
+    resume.
     """
 
     update_every_n_steps: int
@@ -70,14 +82,14 @@ class AdaptiveBalancer(LossBalancer, Protocol):
     ) -> Any:
         """The next state, of the same structure, shapes and dtypes. Traced.
 
-        A state in which a finite number became one that is not is never taken over. `on_nonfinite="raise"`
-        then stops the run before the step, and the other policies go on with the state as it was.
+        A state in which a finite number became non-finite is discarded. `on_nonfinite="raise"` then stops
+        the run before the step; the other policies continue with the old state.
 
         Args:
             module: the `LossModule`; `module.evaluate(model_state, batches, key)` gives its losses.
             model_state: before the update from this step.
             batches: the diagnostic batches, or those of the step.
-            key: a key of this step, apart from every stream that training draws from.
+            key: a key of this step, from a stream of its own.
             state: the balancer's.
         """
         ...
@@ -85,14 +97,14 @@ class AdaptiveBalancer(LossBalancer, Protocol):
 
 @runtime_checkable
 class ObservingBalancer(LossBalancer, Protocol):
-    """Renews its state at every step, from the losses of that step."""
+    """Updates its state at every step, from the losses of that step."""
 
     def observe(self, losses: Mapping[str, jax.Array], key: KeyScalar, state: BalancerState) -> Any:
         """The next state, with which these losses are then combined. Traced.
 
         Args:
             losses: by name; no gradient is taken through them.
-            key: a key of this step, apart from every stream that training draws from.
+            key: a key of this step, from a stream of its own.
             state: the balancer's.
         """
         ...

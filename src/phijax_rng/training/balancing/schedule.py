@@ -1,10 +1,10 @@
-"""When an adaptive balancer renews its state: at absolute steps, inside the compiled loop.
+"""When an adaptive balancer updates its state: at absolute steps, inside the compiled loop.
 
     step -->  due?  --> batches (of the step, or fixed diagnostics) --> balancer.update --> balancer_state
 
-The schedule and the diagnostic batches are arguments of the program, not constants in it: another schedule
-needs no other program, and moves no bit before the first step at which it decides otherwise. Which steps
-are due depends on `state.step` alone, so a resumed run updates where the uninterrupted one did.
+The schedule and the diagnostic batches are arguments of the program, not constants: another schedule uses the
+same program and changes no bit before the first step at which it differs. Which steps are due depends on
+`state.step` alone, so a resumed run updates at the steps of the uninterrupted one.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from phijax_rng.training.module import LossModule
 
 
 class _Static:
-    """Compares by identity, so that a balancer and a module with any `==` can be static."""
+    """Compares by identity, so that a balancer and a module with any `==` can be static metadata."""
 
     def __init__(self, balancer: AdaptedBalancer, module: LossModule):
         self.balancer = balancer
@@ -34,13 +34,13 @@ class _Static:
 
 @pytrees.record(data=("update_every_n_steps", "update_start_step", "batches"), meta=("names", "parts"))
 class BalancerRefresh:
-    """`(state, source) -> state`, with the balancer's state renewed where an update is due.
+    """`(state, source) -> state`, with the balancer's state updated if an update is due.
 
     Attributes:
         update_every_n_steps: int32 of shape `()`.
         update_start_step: int32 of shape `()`.
         batches: the diagnostic batches, one entry for each of `names`; `None` for the batch of the step.
-        names: their names in declaration order; JAX would hand a dict back sorted.
+        names: their names in declaration order, which a dict would lose in JAX.
         parts: the balancer and the module.
     """
 
@@ -68,16 +68,16 @@ class BalancerRefresh:
         return self.checked(state, source)[0]
 
     def checked(self, state: TrainState, source: TrainingBatchSource) -> tuple[TrainState, jax.Array]:
-        """The same, and whether the update of the balancer was finite, or not due: bool of shape `()`.
+        """The same, and whether the update was finite or not due: bool of shape `()`.
 
-        One that is not finite is left out.
+        A non-finite update is left out.
         """
-        renewed, finite = jax.lax.cond(
+        updated, finite = jax.lax.cond(
             self.is_due(state.step),
             lambda: self._updated(state, source),
             lambda: (state.balancer_state, jnp.asarray(True)),
         )
-        return state.replace(balancer_state=renewed), finite
+        return state.replace(balancer_state=updated), finite
 
     def _updated(self, state: TrainState, source: TrainingBatchSource) -> tuple[Any, jax.Array]:
         if self.batches is None:
@@ -101,10 +101,10 @@ def make_refresh(
     *,
     sampler_state: Mapping[str, Any] | None = None,
 ) -> BalancerRefresh | None:
-    """The refresh of a balancer that offers `update`, with its diagnostic batches drawn; `None` otherwise.
+    """The refresh of a balancer with `update`, with its diagnostic batches; `None` for another balancer.
 
-    The batches are `source.sample(fold_in(balancer_key, 0), sizes)`, whatever the step a run starts at;
-    samplers that keep a state draw them from `sampler_state`.
+    The batches are `source.sample(fold_in(balancer_key, 0), sizes)` at every step a run may start from.
+    Adaptive samplers draw them from `sampler_state`.
 
     Raises:
         TypeError: sizes that are no numbers.
@@ -120,7 +120,7 @@ def make_refresh(
     source = adapt_source(source)
     if not source.can_sample:
         raise ValueError(
-            f"the balancer asks for diagnostic batches, and the source has no sample(key, batch_sizes), got "
+            f"the balancer needs diagnostic batches, and the source has no sample(key, batch_sizes), got "
             f"{source!r}. Give it one, or balance on the batches of the steps (diagnostic_batch_sizes=None)."
         )
     key = keys.fold_in(balancer_key, 0)
