@@ -123,14 +123,14 @@ def test_no_process_setting_moves_a_key(setting):
         (
             jax.random.key(0, impl="unsafe_rbg"),
             ValueError,
-            f"seed must be a key of {TESTED}; got one of 'unsafe_rbg', refused because its fold_in and "
+            f"seed must be a key of {TESTED}; got one of 'unsafe_rbg', rejected because its fold_in and "
             "split are not a hash, so keys of different steps collide. "
             "Make the key with jax.random.key(seed).",
         ),
         (
             jax.random.key(0, impl="philox2x32"),
             ValueError,
-            f"seed must be a key of {TESTED}; got one of 'philox2x32', refused because its keys have "
+            f"seed must be a key of {TESTED}; got one of 'philox2x32', rejected because its keys have "
             "32 bits, so of 100000 steps two are more likely than not to share a key. "
             "Make the key with jax.random.key(seed).",
         ),

@@ -37,7 +37,7 @@ from phijax_rng._base.types import KeyScalar, Seed, Step
 _log = logging.getLogger("phijax_rng")
 
 TESTED_IMPLEMENTATIONS = ("threefry2x32", "threefry4x32", "philox4x32", "rbg")
-"""Key implementations whose derivations this package tests; others are refused."""
+"""Key implementations whose derivations this package tests; others are rejected."""
 
 _REFUSED = {
     "unsafe_rbg": "its fold_in and split are not a hash, so keys of different steps collide",
@@ -94,7 +94,7 @@ def root_key(seed: Seed) -> KeyScalar:
 
     Raises:
         TypeError: `seed` is none of these (`True`, `3.0`, `"3"`, an array of numbers).
-        ValueError: the integer is out of range, or the key is a batch or of a refused implementation.
+        ValueError: the integer is out of range, or the key is a batch or of a rejected implementation.
     """
     if seed is None:
         seed = entropy_seed()
@@ -112,7 +112,7 @@ def root_key(seed: Seed) -> KeyScalar:
         seed,
         "seed",
         2**64,
-        mend="Pick a non-negative integer, or pass a key made by jax.random.key.",
+        fix="Pick a non-negative integer, or pass a key made by jax.random.key.",
     )
     words = np.array([number >> 32, number & 0xFFFF_FFFF], dtype=np.uint32)
     return _wrap(words, "threefry2x32")
@@ -172,7 +172,7 @@ def fold_in(key: KeyScalar, *coordinates: Step) -> KeyScalar:
 
     Raises:
         TypeError: no coordinate, or one that is not a whole number.
-        ValueError: a coordinate is out of range. JAX would cut it to 32 bits without a word.
+        ValueError: a coordinate is out of range. JAX would silently truncate it to 32 bits.
     """
     if not coordinates:
         raise TypeError("fold_in needs at least one coordinate, got none. Pass a step or an index.")
@@ -181,10 +181,10 @@ def fold_in(key: KeyScalar, *coordinates: Step) -> KeyScalar:
 
 
 def stream(key: KeyScalar, *names: str) -> KeyScalar:
-    """A stream of the user's own, by name: `stream(root, "evaluation", "noise")`.
+    """A stream with a name that you choose: `stream(root, "evaluation", "noise")`.
 
     The path is hashed (SHA-256 of each name with its length before it, so `("ab",)` and
-    `("a", "b")` differ), and folded in behind a tag that no step or split index can reach.
+    `("a", "b")` differ), and folded in after a tag that no step or split index can reach.
 
     Args:
         key: a typed key of shape `()`; may be traced.
@@ -346,7 +346,7 @@ def require_key(value: Any, name: str) -> KeyScalar:
         reason = _REFUSED.get(implementation, "it is not one of those tested here")
         raise ValueError(
             f"{name} must be a key of {', '.join(TESTED_IMPLEMENTATIONS)}; got one of "
-            f"{implementation!r}, refused because {reason}. Make the key with jax.random.key(seed)."
+            f"{implementation!r}, rejected because {reason}. Make the key with jax.random.key(seed)."
         )
     if value.shape != ():
         raise ValueError(
@@ -365,10 +365,10 @@ def require_same_implementation(**named: KeyScalar) -> None:
 
 
 def settled(keys: jax.Array) -> jax.Array:
-    """`keys`, to be computed before what is drawn from them, where anything else is dear.
+    """Inserts an optimization barrier after key derivation (`threefry4x32` only).
 
-    XLA on CPU fuses a chain of `threefry4x32` hashes into one kernel, and computes the whole chain again for
-    every word: three samplers took 40 s to their first batch.
+    Otherwise XLA on CPU recomputes the chain of hashes for every word: three samplers took 40 s
+    to their first batch.
     """
     return jax.lax.optimization_barrier(keys) if implementation_of(keys) == "threefry4x32" else keys
 
@@ -382,8 +382,8 @@ def _coordinate(value: object, name: str, stop: int) -> Any:
                 "Trace it as an integer."
             )
         return value
-    mend = "A step counts completed optimizer updates." if name == "step" else ""
-    return np.uint32(validation.whole_number(value, name, stop, mend=mend))
+    fix = "A step counts completed optimizer updates." if name == "step" else ""
+    return np.uint32(validation.whole_number(value, name, stop, fix=fix))
 
 
 @jax.jit

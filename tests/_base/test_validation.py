@@ -354,7 +354,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     with pytest.raises(PermissionError) as caught:
         validation.writable(tmp_path / "new")
     assert str(caught.value) == (
-        f"{tmp_path} may not be written to. Name another place, or mend its permissions."
+        f"{tmp_path} may not be written to. Name another place, or fix its permissions."
     )
 
 

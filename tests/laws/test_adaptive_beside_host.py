@@ -242,6 +242,6 @@ def test_batches_of_a_state_are_not_drawn_ahead():
     with pytest.raises(ValueError) as caught:
         PROBLEMS[True].source().stacked_batches(range(3), 3)
     assert str(caught.value) == (
-        "sampler 'pde' keeps a state, which is not known ahead. Call source(step, sampler_state) step by "
-        "step, or stack the first of source.host_and_device_parts()."
+        "sampler 'pde' draws from a state, which is not known in advance. Call source(step, sampler_state) "
+        "step by step, or stack the first of source.host_and_device_parts()."
     )

@@ -20,6 +20,7 @@ from phijax_rng import (
 )
 from phijax_rng.resume import contract
 from phijax_rng.sampling import HostedRowSampler
+from phijax_rng.sampling.adapters import adapt_source
 from phijax_rng.sampling.geometry import Ball, Box, InitialSlab, SpaceTimeCylinder, Union
 from phijax_rng.training import source_checks
 
@@ -69,8 +70,8 @@ def source_of(sampler):
 
 @wrapping
 def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
-    assert source_checks._asked(source_of(wrap(Frozen()))) == ["rows"]
-    assert source_checks._asked(source_of(wrap(SQUARE))) == []
+    assert source_checks._asked(adapt_source(source_of(wrap(Frozen())))) == ["rows"]
+    assert source_checks._asked(adapt_source(source_of(wrap(SQUARE)))) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
     ids=["a subclass", "wrapped", "a subclass on the host"],
 )
 def test_a_subclass_is_not_taken_for_what_it_derives_from(sampler):
-    assert source_checks._asked(source_of(sampler)) == ["rows"]
+    assert source_checks._asked(adapt_source(source_of(sampler))) == ["rows"]
 
 
 @pytest.mark.parametrize("name", ["Sobol points", "a Latin hypercube", "a union", "a slab"])

@@ -340,7 +340,7 @@ DTYPE = "dtype of coordinates must be float32, or float64 with jax_enable_x64 on
         (
             lambda: UniformDomainSampler(BOX, {"inputs": 1.0}),
             ValueError,
-            "templates must not hold 'inputs', which are the points themselves. Rename the field.",
+            "templates must not have the field 'inputs', which are the points themselves. Rename the field.",
         ),
         (
             lambda: UniformDomainSampler(BOX, {"label": "a"}),

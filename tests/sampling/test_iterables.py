@@ -98,8 +98,8 @@ def test_what_lies_far_behind_is_read_again_from_the_first_batch(monkeypatch):
     once = IterableSource(generator())
     once(40)
     message = (
-        "the source is an iterator at step 41, and step 3 was asked for. "
-        "Pass an iterable that can be begun anew, such as a list or a data loader."
+        "the source is an iterator at step 41, which cannot return to step 3. "
+        "Pass an iterable that can be iterated over again, such as a list or a data loader."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         once(3)
@@ -115,8 +115,8 @@ def test_large_batches_are_not_all_kept():
 @pytest.mark.parametrize("known", [True, False], ids=["a list", "a generator"])
 def test_the_end_is_named_and_what_was_reached_is_kept(tmp_path, known):
     message = (
-        "the source is an iterable that ended after 70 batches, and step 70 was asked for. "
-        "Train to max_steps=70, or pass one that goes on."
+        "the source is an iterable that ended after 70 batches, before the batch of step 70. "
+        "Train to max_steps=70, or pass a longer one."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         fit(BATCHES[:70] if known else generator(70), 90, tmp_path)
@@ -142,7 +142,7 @@ def test_unnamed_batches_are_fed_too():
 def test_what_gives_no_batches_is_refused():
     for value in (5, "text", np.float32(2), np.array(2)):
         message = (
-            f"iterable must give batches one by one, got {validation.formatted(value)}. Pass an iterable."
+            f"iterable must return batches one by one, got {validation.formatted(value)}. Pass an iterable."
         )
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
             IterableSource(value)
@@ -157,12 +157,12 @@ def test_an_iterable_without_a_batch_is_refused_before_it_is_read(empty):
         IterableSource(empty)
     assert (
         str(caught.value)
-        == f"iterable must give at least one batch, got {validation.formatted(empty)}. Fill it."
+        == f"iterable must return at least one batch, got {validation.formatted(empty)}. Fill it."
     )
 
 
 def test_an_empty_list_is_no_source_of_a_run():
-    with pytest.raises(ValueError, match=r"^iterable must give at least one batch, got \[\]\. Fill it\.$"):
+    with pytest.raises(ValueError, match=r"^iterable must return at least one batch, got \[\]\. Fill it\.$"):
         fit([], 3)
 
 
@@ -172,8 +172,8 @@ def test_an_iterator_that_was_read_before_says_so():
     with pytest.raises(ValueError) as caught:
         IterableSource(spent)(0)
     assert str(caught.value) == (
-        f"the source is an iterable that gave no batch, got {spent!r}. "
-        "Fill it, or pass one that can be begun anew if it has been read before."
+        f"the source is an iterable that returned no batch, got {spent!r}. "
+        "Fill it; if it has been read before, pass one that can be iterated over again."
     )
 
 

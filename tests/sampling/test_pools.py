@@ -158,7 +158,7 @@ LONG = np.zeros((3, 1))
         (
             {"inputs": LONG, "aux": {"targets": [1.0]}},
             ValueError,
-            "aux must not hold 'targets'. Pass it as an argument of its own.",
+            "aux must not have the field 'targets'. Pass it as an argument of HostPool.",
         ),
         (
             {"inputs": LONG, "aux": {"w": 1.0}},

@@ -312,11 +312,11 @@ def test_a_sampler_describes_itself_in_plain_data():
 @pytest.mark.parametrize(
     ("numbers", "shown"),
     [
-        (np.array([2**40 + 3, 7]), "holds 1099511627779, and JAX cuts int64 to int32. "),
-        (np.array([0, -(2**31) - 1]), "holds -2147483649, and JAX cuts int64 to int32. "),
+        (np.array([2**40 + 3, 7]), "has numbers beyond int32, to which JAX truncates int64. "),
+        (np.array([0, -(2**31) - 1]), "has numbers beyond int32, to which JAX truncates int64. "),
         (
             np.array([1, 2**32], np.uint64),
-            "holds 4294967296, and JAX cuts uint64 to uint32. ",
+            "has numbers beyond uint32, to which JAX truncates uint64. ",
         ),
     ],
     ids=["large", "small", "unsigned"],
@@ -329,8 +329,8 @@ def test_integers_that_jax_would_cut_are_refused(tmp_path, lazy, numbers, shown)
     fields = {"inputs": np.zeros((2, 1), np.float32), "aux_id": numbers}
     with pytest.raises(ValueError) as caught:
         HostedRowSampler(RandomRowSampler(fields)).sample(KEY, 64)
-    mend = "Turn on jax_enable_x64, or hold the number in two fields."
-    assert str(caught.value).endswith(shown + mend)
+    fix = "Turn on jax_enable_x64, or split the numbers into two fields."
+    assert str(caught.value).endswith(shown + fix)
 
 
 def test_integers_that_fit_are_narrowed():

@@ -372,7 +372,7 @@ def test_an_adaptive_sampler_without_its_state_is_refused(state):
     with pytest.raises(ValueError) as caught:
         adaptive()(7, state)
     assert str(caught.value) == (
-        f"sampler 'hard' keeps a state, and sampler_state has {held}. "
+        f"sampler 'hard' draws from a state, and sampler_state has {held}. "
         "Pass sampler_state={'hard': sampler.init(key)}."
     )
 
@@ -384,7 +384,7 @@ def test_diagnostics_of_an_adaptive_sampler_are_drawn_from_its_state():
     with pytest.raises(ValueError) as caught:
         source.sample(KEY)
     assert str(caught.value) == (
-        "sampler 'hard' keeps a state, and sampler_state has nothing. "
+        "sampler 'hard' draws from a state, and sampler_state has nothing. "
         "Pass sampler_state={'hard': sampler.init(key)}."
     )
 

@@ -58,7 +58,7 @@ def product(left: jax.Array, right: jax.Array, u: jax.Array) -> jax.Array:
 
     Args:
         left: float32 or float64.
-        right: likewise.
+        right: as `left`.
         u: values below 2, not known when the program is compiled; broadcasts against the product.
     """
     return rounded(left * right, u)
@@ -134,13 +134,13 @@ def checked_bounds(bounds: object, name: str, dtype: np.dtype[Any]) -> np.ndarra
             f"{name} must have shape (axes, 2), got {pairs.shape}. Pass one (lo, hi) for each axis."
         )
     with np.errstate(over="ignore"):
-        held = pairs.astype(dtype)
-        spans = held[:, 1] - held[:, 0]
+        narrowed = pairs.astype(dtype)
+        spans = narrowed[:, 1] - narrowed[:, 0]
     for axis, span in enumerate(spans):
         if not (np.isfinite(span) and span > 0):
             raise ValueError(
                 f"{name}[{axis}] must be finite with lo < hi in {dtype}, got "
                 f"{tuple(pairs[axis].tolist())!r}. Pass (lo, hi)."
             )
-    held.flags.writeable = False
-    return held
+    narrowed.flags.writeable = False
+    return narrowed

@@ -36,25 +36,25 @@ def is_whole(value: object) -> bool:
     )
 
 
-def whole_number(value: Any, name: str, stop: int, *, start: int = 0, mend: str = "") -> int:
+def whole_number(value: Any, name: str, stop: int, *, start: int = 0, fix: str = "") -> int:
     """`value` as a Python int in [start, stop)."""
     if not is_whole(value):
         raise TypeError(
             f"{name} must be a whole number, got {formatted(value)}. "
-            f"{mend or 'Pass an int or a NumPy integer.'}"
+            f"{fix or 'Pass an int or a NumPy integer.'}"
         )
     number = operator.index(value)
     if not start <= number < stop:
         raise ValueError(
             f"{name} must be in [{start}, {_power(stop)}), got {number}. "
-            f"{mend or 'Pick a number inside the range.'}"
+            f"{fix or 'Pick a number inside the range.'}"
         )
     return number
 
 
 def step_number(value: object, name: str = "step") -> int:
     """`value` as a Python int that can be a global step."""
-    return whole_number(value, name, 2**31, mend="A step counts completed optimizer updates.")
+    return whole_number(value, name, 2**31, fix="A step counts completed optimizer updates.")
 
 
 def positive(value: object, name: str) -> int:
@@ -68,8 +68,8 @@ def batch_size(value: Any, name: str, *, finite: bool = True) -> int | Literal["
         return "all"
     if not is_whole(value) or operator.index(value) < 1:
         error = ValueError if is_whole(value) or isinstance(value, str) else TypeError
-        wanted, mend = _SIZES[finite]
-        raise error(f"{name} must be {wanted}, got {formatted(value)}. {mend}")
+        wanted, fix = _SIZES[finite]
+        raise error(f"{name} must be {wanted}, got {formatted(value)}. {fix}")
     return whole_number(value, name, 2**31, start=1)
 
 
@@ -100,18 +100,18 @@ def finite_float32(value: object, name: str, shape: tuple[int | None, ...]) -> n
     """`value` as a read-only float32 array of finite numbers; `None` in `shape` is any positive length."""
     wanted = "one number" if not shape else f"numbers of shape ({', '.join(map(_length, shape))},)"
     try:
-        held = real_numbers(value)
+        array = real_numbers(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be {wanted}, got {formatted(value)}. Pass floats.") from None
     with np.errstate(over="ignore"):
-        held = held.astype(np.float32)
-    lengths = zip(held.shape, shape, strict=False)
-    if held.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
-        raise ValueError(f"{name} must be {wanted}, got shape {held.shape}. Pass that shape.")
-    if not np.isfinite(held).all():
+        array = array.astype(np.float32)
+    lengths = zip(array.shape, shape, strict=False)
+    if array.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
+        raise ValueError(f"{name} must be {wanted}, got shape {array.shape}. Pass that shape.")
+    if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite in float32, got {formatted(value)}. Pass finite numbers.")
-    held.flags.writeable = False
-    return held
+    array.flags.writeable = False
+    return array
 
 
 def _length(length: int | None) -> str:
@@ -126,11 +126,11 @@ def finite_number(value: Any, name: str) -> float:
     return float(value)
 
 
-def at_least_zero(value: Any, name: str, *, mend: str = "Pick a number of at least 0.") -> float:
+def at_least_zero(value: Any, name: str, *, fix: str = "Pick a number of at least 0.") -> float:
     """`value` as a finite float that is not negative."""
     _number(value, name)
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {formatted(value)}. {mend}")
+        raise ValueError(f"{name} must be finite and not negative, got {formatted(value)}. {fix}")
     return float(value)
 
 
@@ -166,7 +166,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether `value` can be iterated over; an array without axes only looks like it."""
+    """Whether `value` can be iterated over; an array without axes has `__iter__`, and raises."""
     try:
         iter(value)
     except TypeError:
@@ -221,7 +221,7 @@ def takes(value: Any, name: str, *arguments: str) -> Any:
     function(value, name)
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some callables of compiled code do not tell
+    except (TypeError, ValueError):  # some callables of compiled code have no signature
         return value
     try:
         signature.bind(*arguments)
@@ -231,11 +231,11 @@ def takes(value: Any, name: str, *arguments: str) -> Any:
     return value
 
 
-def path(value: object, name: str, *, mend: str) -> str:
+def path(value: object, name: str, *, fix: str) -> str:
     """`value` as text, if it is the path of something."""
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(given, str) or not given or "\0" in given:
-        raise TypeError(f"{name} must be a path, got {formatted(value)}. {mend}")
+        raise TypeError(f"{name} must be a path, got {formatted(value)}. {fix}")
     return given
 
 
@@ -249,7 +249,7 @@ def writable(folder: Path) -> None:
             f"{there} is not a directory, so nothing can be written below it. Name another."
         )
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"{there} may not be written to. Name another place, or mend its permissions.")
+        raise PermissionError(f"{there} may not be written to. Name another place, or fix its permissions.")
 
 
 def instance(value: object, name: str) -> Any:

@@ -38,7 +38,7 @@ class CSVHistory:
     every_n_steps: int = 100
 
     def __post_init__(self) -> None:
-        validation.path(self.path, "path", mend="Name the file.")
+        validation.path(self.path, "path", fix="Name the file.")
         validation.positive(self.every_n_steps, "every_n_steps")
 
     @property

@@ -1,7 +1,7 @@
 """Where sources and samplers enter: what a user passes becomes one complete, typed object.
 
 The public protocols have optional members (the table in `protocols`). Only this module looks for them.
-Everything behind it calls members that exist.
+Inside the package every call is of a member that exists.
 """
 
 import threading
@@ -86,16 +86,16 @@ class AdaptedSampler:
         rows: Rows = self._in_program.sample_at(key, step, size)
         return rows
 
-    def gather(self, index: np.ndarray[Any, Any], own: Any = None) -> Rows:
-        """The rows of a hosted sampler at the positions `own` of a batch; all for `None`."""
-        if own is None:
+    def gather(self, index: np.ndarray[Any, Any], positions: Any = None) -> Rows:
+        """The rows of a hosted sampler at these positions of a batch; all for `None`."""
+        if positions is None:
             return dict(self.sampler.gather(index))
         inner = getattr(self.sampler, "sampler", self.sampler)
         if getattr(inner, "sort_axis", None) is None:
-            return dict(self.sampler.gather(index[..., own]))
+            return dict(self.sampler.gather(index[..., positions]))
         # The position of a row among the sorted depends on all of them.
         rows = self.sampler.gather(index)
-        return dict(jax.tree.map(lambda leaf: np.take(leaf, own, axis=index.ndim - 1), rows))
+        return dict(jax.tree.map(lambda leaf: np.take(leaf, positions, axis=index.ndim - 1), rows))
 
     def without_rows(self) -> "AdaptedSampler":
         """What draws, without what fetches: programs are cached, and would keep the rows alive."""
@@ -237,7 +237,7 @@ class AdaptedSource:
     def stacked_batches(
         self, steps: range, count: int, own_rows: Callable[[int], Any] | None = None
     ) -> Batches:
-        """The batches of consecutive steps with a leading axis; of fetched rows those of `own_rows` alone."""
+        """The batches of consecutive steps, with a leading axis; `own_rows` says which rows to fetch."""
         takes_rows = own_rows is not None and bool(self._optional("fetches_own_rows"))
         options = (own_rows,) if takes_rows else ()
         stacked: Batches = self._alone(self.source.stacked_batches, steps, count, *options)

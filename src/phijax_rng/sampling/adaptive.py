@@ -5,16 +5,16 @@
 
 Between two refreshes a batch is a pure function of key, step and state; the state itself is arrays in
 `TrainState.sampler_state`, saved with every checkpoint. So a run that is killed between two
-refreshes goes on as if it had not been. Rows are picked by integers alone: given the state, row i of a
+refreshes continues as if it had not been. Rows are picked by integers alone: given the state, row i of a
 batch is the same bits in every program and does not depend on the size of the batch.
 
-| sampler | keeps | after a refresh, a batch is drawn |
+| sampler | state | after a refresh, a batch is drawn |
 |---|---|---|
 | `ResidualDistributionSampler` | candidates and a density | in proportion to the density |
 | `ResidualRefinementSampler` | a set that grows | uniformly, from more points |
 
 Both are from Wu, Zhu, Tan, Kartha and Lu (2023), doi:10.1016/j.cma.2022.115671, who call them RAD, and
-RAR-D or RAR-G. There a refresh draws a whole training set anew; here a refresh draws many
+RAR-D or RAR-G. There a refresh draws a new training set; here a refresh draws many
 candidates, and every step draws its batch from them.
 """
 
@@ -100,8 +100,8 @@ class ResidualDistributionSampler:
     residual_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _settle(self)
-        _settle_count(self, "num_candidates", MAX_CANDIDATES)
+        _check_options(self)
+        _check_count(self, "num_candidates", MAX_CANDIDATES)
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
@@ -180,7 +180,7 @@ class ResidualRefinementSampler:
         num_candidates: points whose residuals a refresh takes, at most `2**22`.
         method: `"distribution"` or `"greedy"`.
         exponent: as in `ResidualDistributionSampler`; without influence when greedy.
-        offset: likewise.
+        offset: as in `ResidualDistributionSampler`.
         refresh_start_step: the step before which the first refresh comes; `refresh_every_n_steps` for `None`.
         residual_names: as in `ResidualDistributionSampler`.
 
@@ -205,11 +205,11 @@ class ResidualRefinementSampler:
     residual_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _check_options(self)
         validation.one_of(self.method, "method", METHODS)
-        _settle_count(self, "num_candidates", MAX_CANDIDATES)
+        _check_count(self, "num_candidates", MAX_CANDIDATES)
         for name in ("capacity", "num_initial", "num_added"):
-            _settle_count(self, name, 2**31 - 1)
+            _check_count(self, name, 2**31 - 1)
         if self.num_added > self.num_candidates:
             raise ValueError(
                 f"num_added must be at most the {self.num_candidates} candidates, got {self.num_added}. "
@@ -329,14 +329,14 @@ def _weighted(density: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def _settle(sampler: Any) -> None:
+def _check_options(sampler: Any) -> None:
     """Checks the options that both samplers have, and fills in what was left out."""
     if not callable(getattr(sampler.domain, "sample", None)):
         raise TypeError(
             f"domain must offer sample(key, size), got {formatted(sampler.domain)}. "
             "Pass for example a geometry."
         )
-    _settle_count(sampler, "refresh_every_n_steps", 2**31 - 1)
+    _check_count(sampler, "refresh_every_n_steps", 2**31 - 1)
     start = sampler.refresh_start_step
     start = (
         sampler.refresh_every_n_steps
@@ -356,7 +356,7 @@ def _settle(sampler: Any) -> None:
         assign(sampler, residual_names=names)
 
 
-def _settle_count(sampler: object, name: str, most: int) -> None:
+def _check_count(sampler: object, name: str, most: int) -> None:
     number = validation.whole_number(getattr(sampler, name), name, most + 1, start=1)
     assign(sampler, **{name: number})
 

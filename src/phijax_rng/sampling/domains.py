@@ -37,7 +37,7 @@ class UniformDomainSampler:
     `hi - lo` is a power of two.
 
     Attributes:
-        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; held as `dtype`, shape `(axes, 2)`.
+        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as `dtype`, shape `(axes, 2)`.
         templates: more fields, each one row without its leading axis, repeated for every point.
         dtype: float32, or float64 with x64 on; `uniform` is drawn in it.
         sort_axis: a column of `inputs` to sort each batch by, ascending; `None` to keep the order of drawing.
@@ -56,7 +56,7 @@ class UniformDomainSampler:
     def __post_init__(self) -> None:
         dtype = _checked_dtype(self.dtype)
         bounds = exact_math.checked_bounds(self.bounds, "bounds", dtype)
-        assign(self, dtype=dtype, bounds=bounds, templates=_held_templates(self.templates))
+        assign(self, dtype=dtype, bounds=bounds, templates=_checked_templates(self.templates))
         if self.sort_axis is not None:
             axis = validation.whole_number(self.sort_axis, "sort_axis", len(bounds))
             assign(self, sort_axis=axis)
@@ -114,7 +114,7 @@ class UniformDomainSampler:
 @pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeSampler:
-    """Places picked from a pool, at times drawn afresh.
+    """Points of a pool, at times drawn for each batch.
 
     `row_key, time_key = split(key)`: the first picks rows uniformly, the second draws a time for each,
     which takes the place of column `time_axis`. Other fields come from the picked rows.
@@ -150,8 +150,8 @@ class SpaceTimeSampler:
                 "fields must not hold 'targets', which belong to the times of the pool. Drop them."
             )
         time_axis = rows.checked_axis(self.time_axis, "time_axis", fields)
-        mend = "Convert it with .astype(np.float32)."
-        dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", mend)
+        fix = "Convert it with .astype(np.float32)."
+        dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", fix)
         validation.flag(self.replace, "replace")
         validation.one_of(self.method, "method", rows.METHODS)
         assign(self, fields=fields, time_axis=time_axis)
@@ -208,7 +208,7 @@ class SpaceTimeSampler:
 
 
 def _checked_dtype(
-    dtype: Any, name: str = "dtype of coordinates", mend: str = "Use float32."
+    dtype: Any, name: str = "dtype of coordinates", fix: str = "Use float32."
 ) -> np.dtype[Any]:
     try:
         # NumPy takes `None` for float64, and an array for its dtype.
@@ -220,23 +220,23 @@ def _checked_dtype(
     if found == np.float64 and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return np.dtype(np.float64)
     raise ValueError(
-        f"{name} must be float32, or float64 with jax_enable_x64 on, got {formatted(dtype)}. {mend}"
+        f"{name} must be float32, or float64 with jax_enable_x64 on, got {formatted(dtype)}. {fix}"
     )
 
 
-def _held_templates(templates: object) -> dict[str, Any]:
+def _checked_templates(templates: object) -> dict[str, Any]:
     if not isinstance(templates, Mapping):
         raise TypeError(
             f"templates must be a mapping, got {formatted(templates)}. Pass a dict from field to one row."
         )
     if "inputs" in templates:
         raise ValueError(
-            "templates must not hold 'inputs', which are the points themselves. Rename the field."
+            "templates must not have the field 'inputs', which are the points themselves. Rename the field."
         )
-    held = {}
+    checked = {}
     for name, row in templates.items():
         array = row if isinstance(row, jax.Array) else np.array(row)
         if array.dtype.kind not in "biufcV":
             raise TypeError(f"templates[{name!r}] must hold numbers, got dtype {array.dtype}. Convert it.")
-        held[str(name)] = array
-    return held
+        checked[str(name)] = array
+    return checked

@@ -31,8 +31,8 @@ def make_samplers(
     if names is None:
         require_sizes(pools, batch_sizes)
     chosen = validation.names(tuple(batch_sizes) if names is None else names, "names")
-    for given, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
-        _require_names(chosen, given, label)
+    for entries, label in ((pools, "pools"), (batch_sizes, "batch_sizes")):
+        _require_names(chosen, entries, label)
     require_known(sort_axes, pools, "sort_axes")
     require_known(weights, pools, "weights")
     samplers = {
@@ -112,9 +112,9 @@ def require_sizes(samplers: Mapping[str, Any], batch_sizes: Mapping[str, Any]) -
     require_known(batch_sizes, samplers, "batch_sizes")
 
 
-def require_known(given: Iterable[str], known: Iterable[str], label: str) -> None:
+def require_known(names: Iterable[str], known: Iterable[str], label: str) -> None:
     """Raises for a name that is not known."""
-    for name in given:
+    for name in names:
         if name not in known:
             raise ValueError(
                 f"{label} names {name!r}, but there is only {validation.shown(known)}. "
@@ -122,11 +122,11 @@ def require_known(given: Iterable[str], known: Iterable[str], label: str) -> Non
             )
 
 
-def _require_names(names: tuple[str, ...], given: Mapping[str, Any], label: str) -> None:
+def _require_names(names: tuple[str, ...], entries: Mapping[str, Any], label: str) -> None:
     """Raises for a name without an entry."""
     for name in names:
-        if name not in given:
+        if name not in entries:
             raise ValueError(
-                f"{label} has no entry {name!r}; it has {validation.shown(given)}. "
+                f"{label} has no entry {name!r}; it has {validation.shown(entries)}. "
                 f"Add {label}[{name!r}] or drop the name."
             )

@@ -2,9 +2,9 @@
 
     key, step --device--> row numbers --host--> rows        memory maps, HDF5, Zarr, datasets of any kind
 
-A hosted sampler is two halves. Its `chooser` is a sampler like any other, whose one field is the numbers of
+A hosted sampler has two parts. Its `chooser` is a sampler like any other, whose one field is the numbers of
 the rows; it is drawn inside a compiled program, for many steps at once. Its `gather` fetches these rows.
-The chooser draws what the resident sampler would draw, so where the rows lie moves no batch.
+The chooser draws what the resident sampler would draw, so batches do not depend on where the rows are stored.
 
 >>> import jax
 >>> sampler = DatasetSampler([{"inputs": [float(i)]} for i in range(5)], order="shuffled")
@@ -70,14 +70,14 @@ class StepChooser:
         return {INDEX: chosen}
 
 
-class _Fetched:
+class _FetchedRows:
     """What the samplers of this module share: `sampler` draws the numbers that `gather` fetches."""
 
     sampler: Any
 
     @property
     def chooser(self) -> Chooser | StepChooser:
-        """The drawing half: `sampler` without its rows."""
+        """What draws row numbers: `sampler` without its rows."""
         # What it draws from has as many rows, and none of their values.
         bare = _with_fields(self.sampler, _numbered(self.num_rows))
         return StepChooser(bare) if isinstance(self.sampler, StepSampler) else Chooser(bare)
@@ -99,8 +99,8 @@ class _Fetched:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HostedRowSampler(_Fetched):
-    """A sampler of a pool whose rows stay on the host, with the batches of the sampler that it holds.
+class HostedRowSampler(_FetchedRows):
+    """A sampler of a pool whose rows stay on the host, with the batches of the sampler that it wraps.
 
     Attributes:
         sampler: a `RandomRowSampler`, `ShuffledRowSampler` or `WeightedRowSampler`. Its arrays may be memory
@@ -132,17 +132,17 @@ class HostedRowSampler(_Fetched):
         return dict(self.sampler.contents())
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for the contract: where the rows lie is no part of it."""
+        """Plain data for the contract: it does not say where the rows are stored."""
         return dict(self.sampler.describe())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DatasetSampler(_Fetched):
+class DatasetSampler(_FetchedRows):
     """Elements of a dataset that offers `len(dataset)` and `dataset[i]`, fetched on the host.
 
     Grain's `MapDataset`, a PyTorch dataset of arrays, a NumPy array, a list: an element is a mapping from
     field name to array, or one array (field `inputs`), or a tuple of two (`inputs`, `targets`). All elements
-    have the shapes and dtypes of the first. Element i must be the same whenever it is asked for.
+    have the shapes and dtypes of the first. Element i must be the same at every access.
 
     Attributes:
         dataset: the elements.
@@ -217,15 +217,15 @@ def row_sampler(
     """The sampler of rows of a pool that these options of `NamedBatchSource.from_pools` name."""
     validation.one_of(method, "method", METHODS)
     if method != "permutation" and (order == "shuffled" or weights is not None):
-        given = "order='shuffled'" if order == "shuffled" else "weights"
+        option = "order='shuffled'" if order == "shuffled" else "weights"
         raise ValueError(
-            f"method={method!r} is for random rows without weights, got {given}. Drop one of them."
+            f"method={method!r} is for random rows without weights, got {option}. Drop one of them."
         )
     if validation.one_of(order, "order", ORDERS) == "shuffled":
         if weights is not None or not validation.flag(replace, "replace"):
-            given = "weights" if weights is not None else "replace=False"
+            option = "weights" if weights is not None else "replace=False"
             raise ValueError(
-                f"order='shuffled' takes every row once per epoch, which contradicts {given}. "
+                f"order='shuffled' takes every row once per epoch, which contradicts {option}. "
                 "Pass one of them."
             )
         return ShuffledRowSampler(fields, sort_axis=sort_axis)
@@ -267,8 +267,8 @@ def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if isinstance(array, (np.ndarray, jax.Array)) and not isinstance(array, np.memmap):
         return np.take(np.asarray(array), index, axis=0)
     # In ascending order and each once: HDF5 demands it, and a disk likes it.
-    rows, places = np.unique(index, return_inverse=True)
-    return np.asarray(array[rows])[places.reshape(index.shape)]
+    rows, positions = np.unique(index, return_inverse=True)
+    return np.asarray(array[rows])[positions.reshape(index.shape)]
 
 
 def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -282,8 +282,8 @@ def _sorted(rows: Rows, sort_axis: int | None) -> Rows:
     order = np.argsort(rows["inputs"][..., sort_axis], axis=-1, kind="stable")
 
     def ordered(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        places = order.reshape(*order.shape, *(1,) * (array.ndim - order.ndim))
-        return np.take_along_axis(array, places, axis=order.ndim - 1)
+        positions = order.reshape(*order.shape, *(1,) * (array.ndim - order.ndim))
+        return np.take_along_axis(array, positions, axis=order.ndim - 1)
 
     return jax.tree.map(ordered, rows)
 
@@ -300,15 +300,15 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
         raise ValueError(
             f"dataset[{number}] must have at least one field, got {formatted(element)}. Name what it holds."
         )
-    held = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(held):
+    arrays = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         if leaf.dtype.kind not in "biufcV":
             where = jax.tree_util.keystr(path)
             raise TypeError(
                 f"dataset[{number}]{where} must hold numbers, got dtype {leaf.dtype} ({formatted(element)}). "
                 "Map the dataset to arrays, and filter it before it is numbered."
             )
-    return held
+    return arrays
 
 
 def _with_fields(sampler: object, fields: object) -> Any:

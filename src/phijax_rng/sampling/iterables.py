@@ -1,8 +1,8 @@
-"""Finite iterables of batches as sources: read in order, and never silently begun anew.
+"""Finite iterables of batches as sources: read in order, and never restarted silently.
 
-A source is asked by step; an iterable only gives the next batch. So the batches that may be asked for again
-(by the trainer's checks, and by a save while the loop is fed ahead) are kept, a resume reads and drops
-the batches before its step, or is refused, and the end of the iterable is an error with its number.
+A source is called with a step; an iterable only returns the next batch. So recent batches are retained for
+the trainer's checks and for saves while batches are prefetched. A resume reads and drops the batches before
+its step, or raises. The end of the iterable is an error with its number.
 """
 
 import collections
@@ -15,23 +15,24 @@ import numpy as np
 from phijax_rng._base import validation
 from phijax_rng._base.validation import formatted
 
-# The feed draws up to three stacks, of 64 steps or 64 MiB, ahead of what a save asks for.
-_KEPT = 256
-_KEPT_BYTES = 256 * 2**20
-_KEPT_LEAST = 8
+# The prefetcher is up to three stacks, of 64 steps or 64 MiB each, ahead of the step of a save, and a save
+# digests the batch of its step again.
+_RETAINED = 256
+_RETAINED_BYTES = 256 * 2**20
+_LEAST_RETAINED = 8
 
 
 class IterableSource:
     """The batches of an iterable, one for each step from 0 on.
 
-    Not pure by itself: batch t is the one that the iterable gives when it is read t times before. So the
-    iterable must give the same batches every time it is begun. A resume compares the next batch with that
-    of the saved run, and refuses another one.
+    Not pure by itself: batch t is what the iterable returns after t batches. So the iterable must return the
+    same batches every time it is iterated over. A resume compares the next batch with that of the saved run,
+    and raises if it differs.
 
     Attributes:
-        iterable: gives batches `{name: {field: rows}}` of one structure: a list, a data loader, Grain's
-            `IterDataset`, a generator. Of an iterator, the batch it gives next is that of step 0.
-        on_resume: `"skip"` reads the batches before the first step that is asked for and drops them;
+        iterable: returns batches `{name: {field: rows}}` of one structure: a list, a data loader, Grain's
+            `IterDataset`, a generator. Of an iterator, the next batch is that of step 0.
+        on_resume: `"skip"` reads the batches before the first step and drops them;
             `"refuse"` raises instead.
 
     Raises:
@@ -43,16 +44,16 @@ class IterableSource:
         scalar = isinstance(iterable, (str, bytes)) or getattr(iterable, "shape", None) == ()
         if not isinstance(iterable, Iterable) or scalar:
             raise TypeError(
-                f"iterable must give batches one by one, got {formatted(iterable)}. Pass an iterable."
+                f"iterable must return batches one by one, got {formatted(iterable)}. Pass an iterable."
             )
         if _is_empty(iterable):
-            raise ValueError(f"iterable must give at least one batch, got {formatted(iterable)}. Fill it.")
+            raise ValueError(f"iterable must return at least one batch, got {formatted(iterable)}. Fill it.")
         self.iterable = iterable
         self.on_resume = validation.one_of(on_resume, "on_resume", ("skip", "refuse"))
         self._iterator: Iterator[Any] | None = None
         self._next = 0
-        self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
-        self._most = _KEPT
+        self._retained: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._most = _RETAINED
 
     def __call__(self, step: object) -> Any:
         """The batch of a step.
@@ -61,8 +62,8 @@ class IterableSource:
             ValueError: the iterable has ended, or the step cannot be reached.
         """
         step = validation.step_number(step)
-        if step in self._kept:
-            return self._kept[step]
+        if step in self._retained:
+            return self._retained[step]
         self._seek(step)
         while self._next <= step:
             batch = self._read()
@@ -73,22 +74,22 @@ class IterableSource:
         return {"kind": "IterableSource"}
 
     def _seek(self, step: int) -> None:
-        """Begins, and begins again from the first batch where the step lies behind."""
-        behind = step < self._next
-        if self._iterator is not None and not behind:
+        """Starts to iterate; starts again from the first batch if the step was passed."""
+        passed = step < self._next
+        if self._iterator is not None and not passed:
             return
         if self._iterator is None and step and self.on_resume == "refuse":
             raise ValueError(
                 f"the source is an iterable that would have to skip {step} batches, and on_resume='refuse'. "
                 "Start at step 0, or pass on_resume='skip'."
             )
-        if behind and isinstance(self.iterable, Iterator):
+        if passed and isinstance(self.iterable, Iterator):
             raise ValueError(
-                f"the source is an iterator at step {self._next}, and step {step} was asked for. "
-                "Pass an iterable that can be begun anew, such as a list or a data loader."
+                f"the source is an iterator at step {self._next}, which cannot return to step {step}. "
+                "Pass an iterable that can be iterated over again, such as a list or a data loader."
             )
         self._iterator, self._next = iter(self.iterable), 0
-        self._kept.clear()
+        self._retained.clear()
 
     def _read(self) -> Any:
         assert self._iterator is not None
@@ -97,20 +98,20 @@ class IterableSource:
         except StopIteration:
             if not self._next:
                 raise ValueError(
-                    f"the source is an iterable that gave no batch, got {formatted(self.iterable)}. "
-                    "Fill it, or pass one that can be begun anew if it has been read before."
+                    f"the source is an iterable that returned no batch, got {formatted(self.iterable)}. "
+                    "Fill it; if it has been read before, pass one that can be iterated over again."
                 ) from None
             raise ValueError(
-                f"the source is an iterable that ended after {self._next} batches, and step {self._next} "
-                f"was asked for. Train to max_steps={self._next}, or pass one that goes on."
+                f"the source is an iterable that ended after {self._next} batches, before the batch "
+                f"of step {self._next}. Train to max_steps={self._next}, or pass a longer one."
             ) from None
         # A loader may fill the same arrays again for its next batch.
         batch = _copied(batch)
         if not self._next:
-            self._most = _most_kept(batch)
-        self._kept[self._next] = batch
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+            self._most = _most_retained(batch)
+        self._retained[self._next] = batch
+        while len(self._retained) > self._most:
+            self._retained.popitem(last=False)
         self._next += 1
         return batch
 
@@ -129,6 +130,6 @@ def _copied(batch: object) -> Any:
     return jax.tree.map(np.array, batch)
 
 
-def _most_kept(batch: object) -> int:
+def _most_retained(batch: object) -> int:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    return max(_KEPT_LEAST, min(_KEPT, _KEPT_BYTES // max(size, 1)))
+    return max(_LEAST_RETAINED, min(_RETAINED, _RETAINED_BYTES // max(size, 1)))

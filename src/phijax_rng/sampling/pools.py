@@ -26,9 +26,8 @@ class HostPool:
 
     Arrays are copied and made read-only. Memory maps, and chunked arrays on disk that offer
     `shape`, `dtype`, `chunks` and indexing (an HDF5 dataset, a Zarr array), are
-    kept as they are and not copied: whoever
-    writes to their file changes the pool. Dtypes are kept; JAX narrows 64-bit values when it
-    places them unless x64 is on.
+    not copied: writing to their file changes the pool. Dtypes stay; JAX narrows 64-bit values on a
+    device unless x64 is on.
 
     Attributes:
         inputs: shape `(rows, ...)`.
@@ -48,8 +47,8 @@ class HostPool:
         for name in ("inputs", "targets", "aux"):
             value = getattr(self, name)
             if name == "inputs" or value is not None:
-                held = _held_aux(value) if name == "aux" else _held(value, name)
-                assign(self, **{name: held})
+                checked = _checked_aux(value) if name == "aux" else _checked(value, name)
+                assign(self, **{name: checked})
         _check_equally_many(self.fields())
 
     @property
@@ -58,7 +57,7 @@ class HostPool:
         return int(self.inputs.shape[0])
 
     def fields(self) -> dict[str, Any]:
-        """The fields that are present, by name; the entries of `aux` stand beside the others."""
+        """The fields that are present, by name; with the entries of `aux`."""
         named = {"inputs": self.inputs, "targets": self.targets, **(self.aux or {})}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -73,24 +72,26 @@ class HostPool:
 def as_fields(fields: Any) -> dict[str, Any]:
     """The checked fields of a pool, or of a mapping from field name to array.
 
-    Arrays on a device are kept in place, the rest is held as `HostPool` holds it.
+    Arrays on a device stay there; the others are stored as by `HostPool`.
     """
     if callable(getattr(fields, "fields", None)):
         fields = fields.fields()
     validation.mapping(fields, "fields")
-    held = {name: _held(value, f"fields[{name!r}]") for name, value in fields.items()}
-    _check_equally_many(held)
-    return held
+    checked = {name: _checked(value, f"fields[{name!r}]") for name, value in fields.items()}
+    _check_equally_many(checked)
+    return checked
 
 
-def _held_aux(aux: Any) -> dict[str, Any]:
+def _checked_aux(aux: Any) -> dict[str, Any]:
     taken = {"inputs", "targets"} & set(validation.mapping(aux, "aux"))
     if taken:
-        raise ValueError(f"aux must not hold {validation.shown(taken)}. Pass it as an argument of its own.")
-    return {name: _held(value, f"aux[{name!r}]") for name, value in aux.items()}
+        raise ValueError(
+            f"aux must not have the field {validation.shown(taken)}. Pass it as an argument of HostPool."
+        )
+    return {name: _checked(value, f"aux[{name!r}]") for name, value in aux.items()}
 
 
-def _held(value: object, name: str) -> Any:
+def _checked(value: object, name: str) -> Any:
     if isinstance(value, Mapping):
         raise TypeError(f"{name} must be an array, got {formatted(value)}. Put named extras into aux.")
     if hasattr(value, "block_until_ready"):
@@ -135,7 +136,7 @@ def _check_equally_many(fields: Mapping[str, Any]) -> None:
 
 
 def _is_lazy(value: object) -> bool:
-    """Memory maps, and chunked arrays on disk (HDF5, Zarr, Dask) that say so by their `chunks`."""
+    """Memory maps, and chunked arrays on disk (HDF5, Zarr, Dask) which have `chunks`."""
     if isinstance(value, np.ndarray):
         return isinstance(value, np.memmap)
     offers = ("shape", "dtype", "chunks", "__getitem__", "__len__")

@@ -3,7 +3,7 @@
     pool --> sampler --> source        rows --> (key, size) -> rows --> step -> {name: batch}
 
 A protocol lists the required members, and its docstring the optional ones in a table. `adapters` reads
-these, once; behind it every member exists.
+these, once.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ class StepSampler(Protocol):
 class AdaptiveSampler(Protocol):
     """Draws rows from a key and a state that follows the residuals, at absolute steps.
 
-    The trainer keeps the state in `TrainState.sampler_state` under the name of the sampler. Before it
+    The trainer stores the state in `TrainState.sampler_state` under the name of the sampler. Before it
     draws the batch of a step at which the sampler is due, it calls `refresh`.
 
     | optional member | what it says | without it |

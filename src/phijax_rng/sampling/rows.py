@@ -6,7 +6,7 @@
 Every sampler is a frozen pytree: its arrays are leaves (so they are arguments of a compiled program,
 never constants in it), its options are static. A draw is a pure function of (key, size), or of (key, step,
 size), pins its dtypes, and unless rows are sorted or shuffled, a smaller batch is the beginning of a larger
-one. Row numbers are drawn by `choose` or `choose_at` alone; the rows themselves may lie anywhere.
+one. Row numbers are drawn by `choose` or `choose_at` only; the rows may be stored anywhere.
 
 >>> import jax
 >>> sampler = RandomRowSampler({"inputs": [[0.0], [1.0], [2.0]]})
@@ -106,7 +106,7 @@ class RandomRowSampler(KeyedPoolRows):
         replace: whether a row may be drawn twice in one batch.
         method: how distinct rows are found; without influence when `replace` is true.
         sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
-            the order of drawing. With it a row's place depends on the whole batch.
+            the order of drawing. With it the position of a row depends on all rows of the batch.
 
     Raises:
         TypeError: a field is not an array of numbers, or an option is of the wrong type.
@@ -152,8 +152,8 @@ class ShuffledRowSampler(PoolRows):
 
     Step t holds the rows at the positions t·size to (t + 1)·size - 1 of the epochs laid end to end, so a
     batch may end one epoch and begin the next, and no row is left out or doubled. Epoch e is the keyed
-    permutation (`shuffle.permute_index`) of `fold_in(key, e >> 32, e & 0xffffffff)`. Any step can be asked
-    for, at the same cost of O(size): positions are counted in two words, so none is out of reach.
+    permutation (`shuffle.permute_index`) of `fold_in(key, e >> 32, e & 0xffffffff)`. Any step can be drawn
+    at the same cost of O(size): positions are counted in two words, so none is out of reach.
 
     The key is a stream of its own (see `StepSampler`) and never meets the key of a step. Across the end of an
     epoch a row can come twice in one batch, once in each epoch. Another size is another run: rows then fall
@@ -231,12 +231,12 @@ def count_rows(fields: Mapping[str, Any]) -> int:
 
 
 def require_narrow(fields: object) -> None:
-    """Raises for integers that JAX would cut to 32 bits without a word; with x64 it cuts none.
+    """Raises for integers that JAX would silently truncate to 32 bits; with x64 it truncates none.
 
-    Looked at are arrays in memory. Rows on disk are looked at when they are fetched.
+    Arrays in memory are checked here, rows on disk when they are fetched.
 
     Raises:
-        ValueError: naming the field and the number.
+        ValueError: naming the field.
     """
     for path, array in jax.tree_util.tree_leaves_with_path(fields):
         if not isinstance(array, np.ndarray) or isinstance(array, np.memmap) or not array.size:
@@ -248,8 +248,8 @@ def require_narrow(fields: object) -> None:
         for number in (array.min(), array.max()):
             if not known.min <= number <= known.max:
                 raise ValueError(
-                    f"fields{jax.tree_util.keystr(path)} holds {number}, and JAX cuts {array.dtype} to "
-                    f"{narrow}. Turn on jax_enable_x64, or hold the number in two fields."
+                    f"fields{jax.tree_util.keystr(path)} has numbers beyond {narrow}, to which JAX truncates "
+                    f"{array.dtype}. Turn on jax_enable_x64, or split the numbers into two fields."
                 )
 
 
@@ -280,19 +280,19 @@ def num_epochs(size: int, n: int) -> int:
 
 
 def _epoch_words(key: KeyScalar, epoch: Any, count: int, n: int) -> jax.Array:
-    """The words of `count` epochs from the given one on, which is a number in two words."""
+    """The words of `count` epochs, from one on whose number has two words."""
     ahead = jnp.arange(count, dtype=jnp.uint32)
     high, low = uint64.add(jnp.broadcast_to(epoch[0], ahead.shape), epoch[1], ahead)
     of_epoch = jax.vmap(lambda high, low: keys.fold_in(key, high, low))(high, low)
     return keys.exact_vmap(lambda key: shuffle.draw_words(key, n))(of_epoch)
 
 
-def check_distinct(size: BatchSize, name: str, n: int, mend: str = "Use 'all', a smaller size") -> None:
+def check_distinct(size: BatchSize, name: str, n: int, fix: str = "Use 'all', a smaller size") -> None:
     """Raises if `n` rows cannot give `size` distinct ones."""
     if size != "all" and int(size) > n:
         raise ValueError(
             f"{name} must be at most the {n} rows of the pool when replace=False, got {size}. "
-            f"{mend}, or replace=True."
+            f"{fix}, or replace=True."
         )
 
 

@@ -1,9 +1,9 @@
-"""Low-discrepancy points: more even than independent ones, and drawn afresh from each key.
+"""Low-discrepancy points: more even than independent ones, and new for each key.
 
     key --> numbers in the unit cube that fill it evenly --geometry.place--> points of a domain
 
-There is no engine and no position in a sequence: each batch is a whole point set of its own,
-randomized by its key alone, so the points of step t + 1 share nothing with those of step t, and each
+There is no engine and no position in a sequence: each batch is a complete point set,
+randomized by its key only, so the points of step t + 1 share nothing with those of step t, and each
 single point is uniform. An average over a batch then has the same expectation as with
 independent points and, for smooth functions, far less variance.
 
@@ -81,7 +81,7 @@ class _PointSet:
 @pytrees.record(data=("domain",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SobolSampler(_PointSet):
-    """The first points of Sobol's sequence, scrambled afresh by each key.
+    """The first points of Sobol's sequence, scrambled by each key.
 
     The direction numbers are those of Joe and Kuo (2008), read from SciPy. Scrambling is Matoušek's
     (1998): a random lower triangular matrix over GF(2) for each axis, then a random digital shift. It
@@ -132,7 +132,7 @@ class SobolSampler(_PointSet):
 def direction_numbers(num_axes: int, num_bits: int) -> np.ndarray[Any, Any]:
     """Sobol's direction numbers, uint32 of shape `(num_axes, num_bits)`, the first bit highest.
 
-    Point i is the exclusive-or of those that the Gray code of i names. SciPy's engine is asked for the
+    Point i is the exclusive-or of those that the Gray code of i names. SciPy's engine computes the
     points at powers of two, each of which is two direction numbers.
     """
     engine = _sobol()(num_axes, scramble=False, bits=_SOBOL_BITS)

@@ -2,8 +2,8 @@
 
     sampling_key --fold_in(step)--> step key --split(n)--> one key per sampler, in declaration order
 
-`NamedBatchSource` is a pure function of (key, step): asking for the batch of step 1000 needs no batch
-before it, and asking twice gives the same bits. A sampler's key depends on its place among the
+`NamedBatchSource` is a pure function of (key, step): the batch of step 1000 needs no batch
+before it, and two calls return the same bits. A sampler's key depends on its position among the
 samplers, so their order is part of the run.
 
 >>> from phijax_rng import keys
@@ -46,7 +46,7 @@ class NamedBatchSource:
 
     With a `HostSampler` among the samplers it is not `traceable`: row numbers are drawn on the device by
     the same keys, and rows are fetched on the host. The batches are those of the resident sampler. In a
-    trainer's loop only those rows are fetched ahead; every other sampler draws inside the program.
+    trainer's loop only those rows are prefetched; every other sampler draws inside the program.
 
     Attributes:
         names: the samplers' names, in declaration order.
@@ -107,14 +107,14 @@ class NamedBatchSource:
             names: which pools to draw from, in this order; the order of `batch_sizes` when left out.
             replace: whether a row may appear twice in one batch.
             method: how distinct rows are found, see `RandomRowSampler`.
-            order: `"random"` for rows drawn afresh at every step, `"shuffled"` for every row once per epoch,
+            order: `"random"` for new rows at every step, `"shuffled"` for every row once per epoch,
                 see `ShuffledRowSampler`.
             weights: name -> one weight for each row of that pool, see `WeightedRowSampler`.
             sort_axes: name -> column of `inputs` to sort that pool's batches by.
             resident: `True` puts every pool on the device, `False` leaves every pool on the host, `"auto"`
                 puts there, the smallest first, what together fits into half of the device's memory (2 GiB
-                where the device does not tell). It moves no batch. A source with a pool on the host cannot
-                be traced.
+                where the device does not report it). Batches do not depend on it. A source with a pool on
+                the host cannot be traced.
 
         Raises:
             TypeError: not mappings by name, or fields that are not arrays of numbers.
@@ -154,7 +154,7 @@ class NamedBatchSource:
 
         Args:
             step: completed updates, a whole number in [0, 2**31); may be traced.
-            sampler_state: name -> state, for samplers that keep one.
+            sampler_state: name -> state, for samplers that have one.
 
         Returns:
             `{name: {field: array of shape (size, ...)}}`.
@@ -184,12 +184,12 @@ class NamedBatchSource:
                 for all of them.
 
         Raises:
-            ValueError: a sampler keeps a state, which is not known ahead.
+            ValueError: a sampler draws from a state, which is not known in advance.
         """
         if self._adaptive_names:
             raise ValueError(
-                f"sampler {self._adaptive_names[0]!r} keeps a state, which is not known ahead. Call "
-                "source(step, sampler_state) step by step, or stack the first of "
+                f"sampler {self._adaptive_names[0]!r} draws from a state, which is not known in advance. "
+                "Call source(step, sampler_state) step by step, or stack the first of "
                 "source.host_and_device_parts()."
             )
         draw, leaves = self._compiled_steps
@@ -203,7 +203,7 @@ class NamedBatchSource:
         return self._gathered(batches, own_rows)
 
     def host_and_device_parts(self) -> "tuple[NamedBatchSource, NamedBatchSource | None]":
-        """Two parts with the keys of the whole: what fetches rows on the host, and what a program draws.
+        """Two sources with the same keys: what fetches rows on the host, and what a program draws.
 
         Returns:
             Sources of the hosted samplers and of the others, which is traceable; `None` where there are none.
@@ -212,7 +212,7 @@ class NamedBatchSource:
         return (self._part(self._hosted), self._part(in_program)) if in_program else (self, None)
 
     def _part(self, samplers: Mapping[str, AdaptedSampler]) -> "NamedBatchSource":
-        """A source of these samplers, some of its own or what draws for them, with their keys."""
+        """A source of some of the samplers, or of what draws for them, with the same keys."""
         part = object.__new__(NamedBatchSource)
         sizes = tuple(self.batch_sizes[name] for name in samplers)
         assign(part, names=tuple(samplers), key=self.key, key_names=self.key_names)
@@ -220,7 +220,7 @@ class NamedBatchSource:
         return part
 
     def _gathered(self, batches: Batches, own_rows: Callable[[int], Any] = lambda size: None) -> Batches:
-        """With the rows in place of their numbers, where a sampler fetches them on the host."""
+        """The batches with rows instead of row numbers, where a sampler fetches rows on the host."""
         for name, sampler in self._hosted.items():
             index = np.asarray(batches[name][INDEX])
             batches[name] = sampler.gather(index, own_rows(index.shape[-1]))
@@ -281,7 +281,7 @@ class NamedBatchSource:
         Args:
             key: a typed key of shape `()`; may be traced.
             batch_sizes: sizes to use instead of the source's own, by name.
-            sampler_state: name -> state, for samplers that keep one.
+            sampler_state: name -> state, for samplers that have one.
 
         Raises:
             ValueError: a size for an unknown name, or one that its sampler cannot serve; a state is missing.
@@ -428,7 +428,8 @@ def _require_states(names: tuple[str, ...], sampler_state: States) -> None:
     for name in names:
         if name not in sampler_state:
             raise ValueError(
-                f"sampler {name!r} keeps a state, and sampler_state has {validation.shown(sampler_state)}. "
+                f"sampler {name!r} draws from a state, and sampler_state has "
+                f"{validation.shown(sampler_state)}. "
                 f"Pass sampler_state={{{name!r}: sampler.init(key)}}."
             )
 

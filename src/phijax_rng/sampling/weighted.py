@@ -89,7 +89,9 @@ class WeightedRowSampler(rows.KeyedPoolRows):
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
-        unknown = self.replace or self.num_positive is None  # traced weights have no number to tell
+        unknown = (
+            self.replace or self.num_positive is None
+        )  # the number of positive traced weights is unknown
         _require_rows(size, name, self.num_rows if unknown else self.num_positive, self.replace)
 
     def choose(self, key: KeyScalar, size: int) -> Int32[Array, " size"]:

@@ -412,12 +412,12 @@ REFUSED = {
     "a negative weight": (
         lambda: Union((Box([(0, 1)]), Box([(0, 1)])), (1, -2)),
         ValueError,
-        "weights must be non-negative and not all zero, got (1, -2). Mend them, or drop the part.",
+        "weights must be non-negative and not all zero, got (1, -2). Fix them, or drop the part.",
     ),
     "no weight but zero": (
         lambda: Union((Box([(0, 1)]),), (0,)),
         ValueError,
-        "weights must be non-negative and not all zero, got (0,). Mend them, or drop the part.",
+        "weights must be non-negative and not all zero, got (0,). Fix them, or drop the part.",
     ),
     "times out of order": (
         lambda: SpaceTimeCylinder(Box([(0, 1)]), (1, 0)),

@@ -51,8 +51,8 @@ class Sphere(_Round):
     vector of normal quantiles, made one long (Muller, 1959). `normals` has shape `(size, axes)`.
 
     Attributes:
-        center: finite coordinates; held as float32, shape `(axes,)`.
-        radius: positive and finite; held as float32.
+        center: finite coordinates; stored as float32, shape `(axes,)`.
+        radius: positive and finite; stored as float32.
 
     Raises:
         TypeError: the center or the radius is not made of numbers.
@@ -77,7 +77,7 @@ class Sphere(_Round):
         return self.num_axes * _unit_ball(self.num_axes) * float(self.radius) ** (self.num_axes - 1)
 
     def place(self, u: jax.Array) -> Rows:
-        """Points from uniform numbers, and the direction they lie in."""
+        """Points from uniform numbers, and their directions from the center."""
         normals = _direction(u, self.num_axes)
         offset = exact_math.product(jnp.asarray(self.radius), normals, u[:, :1])
         return {"inputs": jnp.asarray(self.center) + offset, "normals": normals}
@@ -91,8 +91,8 @@ class Ball(_Round):
     The distance from the center is `radius * u ** (1 / axes)`, the direction that of a `Sphere`.
 
     Attributes:
-        center: finite coordinates; held as float32, shape `(axes,)`.
-        radius: positive and finite; held as float32.
+        center: finite coordinates; stored as float32, shape `(axes,)`.
+        radius: positive and finite; stored as float32.
 
     Raises:
         TypeError: the center or the radius is not made of numbers.
@@ -151,7 +151,7 @@ def _unit_ball(num_axes: int) -> float:
 
 
 def _checked_radius(radius: object) -> np.ndarray[Any, Any]:
-    held = validation.finite_float32(radius, "radius", ())
-    if not held > 0:
+    checked = validation.finite_float32(radius, "radius", ())
+    if not checked > 0:
         raise ValueError(f"radius must be positive in float32, got {formatted(radius)}. Pass more than 0.")
-    return held
+    return checked

@@ -1,4 +1,4 @@
-"""Where points lie: maps from uniform numbers to points of a domain or of its boundary.
+"""Domains and their boundaries: maps from uniform numbers to points of a domain or of its boundary.
 
     uniform numbers in [0, 1), shape (size, num_uniforms)  --place-->  {"inputs": points, "normals": ...}
 
@@ -82,7 +82,7 @@ def checked(value: object, name: str) -> Geometry:
 
 
 def contents(geometry: Any) -> dict[str, Any]:
-    """What the geometry, or sampler, picks from, for the contract; empty where it does not tell."""
+    """What the geometry, or sampler, picks from, for the contract; empty where it is not known."""
     return dict(geometry.contents()) if callable(getattr(geometry, "contents", None)) else {}
 
 

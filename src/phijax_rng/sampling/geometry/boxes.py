@@ -1,6 +1,6 @@
 """Boxes, their faces and their edges.
 
-Points of a boundary carry the outward normals of the faces that they lie on, from the same draw.
+Points of a boundary carry the outward normals of their faces, from the same draw.
 
 >>> import jax
 >>> right = BoxFaces([(0.0, 1.0), (-2.0, 2.0)], faces=((0, "high"),))
@@ -29,7 +29,7 @@ _SIDES = ("low", "high")
 
 
 class _Bounded(GeometrySampler):
-    """What lies in a box."""
+    """What has the bounds of a box."""
 
     bounds: Any
 
@@ -47,7 +47,7 @@ class Box(_Bounded):
     Its points are those of `UniformDomainSampler`, bit for bit.
 
     Attributes:
-        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; held as float32, shape `(axes, 2)`.
+        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as float32, shape `(axes, 2)`.
 
     Raises:
         TypeError: the bounds are not pairs of numbers.

@@ -124,7 +124,7 @@ class SpaceTimeCylinder(_BesideTime):
 
     Attributes:
         space: a geometry whose axes are those of space.
-        time_bounds: `(start, end)`, finite, `start < end`; held as float32.
+        time_bounds: `(start, end)`, finite, `start < end`; stored as float32.
         time_axis: the column of `inputs` that holds the time.
 
     Raises:
@@ -173,7 +173,7 @@ class InitialSlab(_BesideTime):
 
     Attributes:
         space: a geometry whose axes are those of space.
-        time: finite; held as float32.
+        time: finite; stored as float32.
         time_axis: the column of `inputs` that holds the time.
 
     Raises:
@@ -260,10 +260,10 @@ def _measures(parts: tuple[Any, ...]) -> list[float]:
 
 
 def _checked_weights(weights: object, count: int) -> list[float]:
-    held = validation.finite_float32(weights, "weights", (count,))
-    if (held < 0).any() or not held.any():
+    checked_weights = validation.finite_float32(weights, "weights", (count,))
+    if (checked_weights < 0).any() or not checked_weights.any():
         raise ValueError(
             f"weights must be non-negative and not all zero, got {formatted(weights)}. "
-            "Mend them, or drop the part."
+            "Fix them, or drop the part."
         )
-    return [float(weight) for weight in held]
+    return [float(weight) for weight in checked_weights]

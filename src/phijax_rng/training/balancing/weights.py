@@ -113,4 +113,4 @@ def checked_weights(weights: object, names: tuple[str, ...] | None, label: str) 
 
 def checked_weight(weight: float, name: str) -> float:
     """A finite weight of at least 0."""
-    return validation.at_least_zero(weight, name, mend="Pick a weight of at least 0.")
+    return validation.at_least_zero(weight, name, fix="Pick a weight of at least 0.")
