@@ -7,7 +7,8 @@ because the rows of a step are a walk of their own:
 
     rows        a source of three pools is traced for one step
     checkpoint  a step is saved, from the session's `save` until it returns
-    resume      what calls into the wing `resume` enter, in a fit that resumes with another setting
+    resume      what calls into the wing `resume` enter, in a fit that resumes with another setting; but for
+                what these call of the trainer, which gives them functions that make the state and the source
 """
 
 import ast
@@ -203,8 +204,12 @@ def _docstring_lines(text: str) -> set[int]:
 # The walks
 
 
-def entered(call: Callable[[], Any], inside: Callable[[str, str], bool]) -> tuple[str, ...]:
-    """The files entered, in order, while a function for which `inside(file, name)` holds runs.
+Stack = list[tuple[str, str]]
+"""File and function of the frames of the package, from the inside out."""
+
+
+def entered(call: Callable[[], Any], inside: Callable[[Stack], bool]) -> tuple[str, ...]:
+    """The files entered, in order, while the stack is one for which `inside` holds.
 
     `sys.monitoring` would be cheaper, but Python 3.11 has none.
     """
@@ -212,12 +217,10 @@ def entered(call: Callable[[], Any], inside: Callable[[str, str], bool]) -> tupl
     prefix = f"{PACKAGE}/"
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(prefix):
-            return
-        stack = [(c.co_filename.removeprefix(prefix), c.co_name) for c in _codes(frame, prefix)]
-        beneath_a_source = any(path == "sampling/sources.py" for path, _ in stack[1:])
-        if any(inside(*place) for place in stack) and (inside is _in_rows or not beneath_a_source):
-            files[stack[0][0]] = None
+        if event == "call" and frame.f_code.co_filename.startswith(prefix):
+            stack = [(code.co_filename.removeprefix(prefix), code.co_name) for code in _codes(frame, prefix)]
+            if inside(stack):
+                files[stack[0][0]] = None
 
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -236,16 +239,22 @@ def _codes(frame: FrameType | None, prefix: str) -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _in_rows(path: str, name: str) -> bool:
-    return (path, name) == ("sampling/sources.py", "__call__")
+def _in_rows(stack: Stack) -> bool:
+    return ("sampling/sources.py", "__call__") in stack
 
 
-def _in_save(path: str, name: str) -> bool:
-    return (path, name) == ("trainer/session.py", "save")
+def _in_save(stack: Stack) -> bool:
+    return ("trainer/session.py", "save") in stack and not _beneath_a_source(stack)
 
 
-def _in_resume(path: str, name: str) -> bool:
-    return path.startswith("resume/")
+def _in_resume(stack: Stack) -> bool:
+    wings = [path.partition("/")[0] for path, _ in stack]
+    nearest = next((wing for wing in wings if wing in ("trainer", "resume")), None)
+    return nearest == "resume" and not _beneath_a_source(stack)
+
+
+def _beneath_a_source(stack: Stack) -> bool:
+    return any(path == "sampling/sources.py" for path, _ in stack[1:])
 
 
 def walks() -> Iterator[tuple[str, tuple[str, ...], int]]:

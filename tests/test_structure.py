@@ -93,4 +93,4 @@ b = "#"  # noqa: F401
 
 
 def test_a_walk_without_calls_is_seen_to_have_none():
-    assert structure.entered(lambda: None, lambda path, name: True) == ()
+    assert structure.entered(lambda: None, lambda stack: True) == ()
