@@ -66,6 +66,7 @@ def adaptive_refresh(module: object, source: object) -> "AdaptiveRefresh | None"
 
 def chained(*refreshes: Refresh | None) -> Refresh | None:
     """One refresh that runs these in order, without those that are `None`; `None` if all are."""
+    # Without parts there is no refresh in the program at all, and its text is that of a plain run.
     parts = tuple(refresh for refresh in refreshes if refresh is not None)
     return _Chain(parts) if len(parts) > 1 else next(iter(parts), None)
 
@@ -80,6 +81,7 @@ class _Chain:
 
     def checked(self, state: TrainState, source: TrainingBatchSource) -> tuple[TrainState, jax.Array]:
         """The state, and whether the parts that check found their new values finite."""
+        # Refreshes that check nothing count as finite, so the record has one entry however many there are.
         finite = jnp.asarray(True)
         for part in self.parts:
             if isinstance(part, CheckedRefresh):
@@ -125,6 +127,7 @@ class AdaptiveRefresh:
             source: draws the batches; has the samplers of these names.
         """
         adapted = adapt_source(source)
+        # One after the other, since the batches that residuals are taken on come from refreshed samplers.
         for name in self.names:
             state = self._refreshed(name, state, adapted)
         return state
@@ -139,6 +142,7 @@ class AdaptiveRefresh:
         sampler, own = source.adaptive_samplers[name], state.sampler_state[name]
 
         def refresh(own: SamplerState) -> Any:
+            # From the absolute step, so that a resume at any step refreshes with the same key.
             key = keys.fold_in(keys.stream(state.sampling_key, "adaptive", name), state.step)
             sampler_key, residual_key = jax.random.split(key)
             batches = source(state.step, state.sampler_state)
@@ -149,6 +153,7 @@ class AdaptiveRefresh:
 
             return sampler.refresh(sampler_key, own, residuals)
 
+        # A `cond` and not a `where`: the residuals of the candidates are only computed at refresh steps.
         refreshed = jax.lax.cond(sampler.due(state.step, own), refresh, lambda own: own, own)
         return state.replace(sampler_state={**state.sampler_state, name: refreshed})
 

@@ -48,6 +48,7 @@ class Chunk:
         return f"Chunk(start={self.start}, step={self.step}, records={{{', '.join(arrays)}}})"
 
 
+# Calls hold at most CAPACITY updates, so a long run of the loop is several calls.
 def joined(chunks: list[Chunk]) -> Chunk:
     """One chunk of several consecutive ones."""
     first, last = chunks[0], chunks[-1]

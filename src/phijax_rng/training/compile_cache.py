@@ -27,6 +27,7 @@ def compiled(
         # Captured arrays are then not part of the text, and the digest would not see them change.
         return _compile(lowered, meanwhile)
     output = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(lowered.out_info))
+    # Some settings act while compiling and are not in the program's text.
     settings = tuple(sorted((name, repr(value)) for name, value in jax.config.values.items()))
     name = (program, sharding, lowered.in_tree, lowered.out_tree, output, settings)
     with _kept_lock:
@@ -51,6 +52,7 @@ def _compile(lowered: jax.stages.Lowered, meanwhile: Callable[[], None]) -> jax.
         except BaseException as error:  # raised again by the thread that waits
             outcome.append(error)
 
+    # A thread, since XLA holds Python signal handlers back until it returns.
     worker = threading.Thread(target=work, name="phijax_rng-compile", daemon=True)
     worker.start()
     while worker.is_alive():

@@ -95,6 +95,7 @@ class LossModule:
 
     def __post_init__(self) -> None:
         validation.takes(self.init, "init", "key")
+        # A bound argument would hide the parameter, and the key would silently never reach the losses.
         for name in _OFFERED:
             _require_free(self.losses, name)
         arguments, offered = ("model_state", "batches"), tuple(_OFFERED)
@@ -133,6 +134,7 @@ class LossModule:
         """
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
+        # A function with a `mask` parameter gets one in every run, so that it needs no second code path.
         mask = _every_row(self.losses, batches) if mask is None else mask
         output = called(self.losses, model_state, batches, key=key, mask=mask)
         if not isinstance(output, StepOutput):
@@ -174,6 +176,7 @@ def called(
 
 def _accepted(fn: Callable[..., Any], offered: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The offered arguments that `fn` accepts: positional-only ones, and by name."""
+    # Positional-only parameters cannot be passed by name.
     placed = [p.name for p in _parameters(fn) if p.kind is p.POSITIONAL_ONLY and p.name in offered]
     named = {name: value for name, value in offered.items() if name not in placed and _accepts(fn, name)}
     return [offered[name] for name in placed], named
@@ -227,6 +230,7 @@ def takes_key(fn: Callable[..., Any]) -> bool:
 
 def names_mask(fn: Callable[..., Any]) -> bool:
     """Whether `fn` has a parameter named `mask`; accepting any name does not mean that it uses the mask."""
+    # `**kwargs` would swallow the mask, and padded rows would count.
     return any(p.name == "mask" for p in _parameters(fn))
 
 

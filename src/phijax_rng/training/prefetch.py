@@ -68,6 +68,7 @@ class Prefetcher:
         self._sizes = jax.tree.map(
             lambda leaf: np.shape(leaf)[0] if np.ndim(leaf) else 0, _columns(first, self._names, start)
         )
+        # One thread: batches must be drawn in order, and a dataset may not be thread-safe.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-prefetch")
         self._start = start
         self.source = self._require_stack(self._stacked(start, first))
@@ -94,6 +95,7 @@ class Prefetcher:
         if not steps:
             return None
         if self._on_host.can_stack:
+            # Each process reads only the rows that its devices hold.
             own_rows = None if self._placement is None else self._placement.shares.own
             batches = self._on_host.stacked_batches(steps, self._count, own_rows)
             stacked = _columns(batches, self._names, start)
@@ -241,6 +243,7 @@ def _stack(leaves: tuple[Any, ...], start: int) -> np.ndarray[Any, Any]:
                 f"{array.dtype}{list(array.shape)} after {arrays[0].dtype}{list(arrays[0].shape)}. "
                 "Return batches of one size."
             )
+    # On the host, since stacking on the device would compile a program for every shape.
     return np.stack(arrays)
 
 

@@ -46,7 +46,9 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     names = _checked_names(source)
     if names is not None and not names:
         return
+    # A host source runs in each process and cannot read arrays that span processes.
     sampler_state = processes.to_local(sampler_state)  # the host reads one device
+    # Two calls in a row find counters and global generators; more calls would find nothing else.
     first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
     different = [name for name in first if again.get(name) != first[name]]
     if different:
@@ -63,6 +65,7 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
             f"{step + len(others)}. If that is intended, "
             "set an attribute fixed = True; if not, it does not draw from the step.",
             UserWarning,
+            # The caller's line; this module does not know how far out the user's is.
             stacklevel=2,
         )
 

@@ -117,6 +117,7 @@ class LossTrainStep:
 
         Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
         """
+        # Only floating and complex leaves are differentiated: `grad` refuses integers and keys.
         params = trainable(state.model_state)
 
         def objective(params: ModelState) -> tuple[jax.Array, Any]:
@@ -128,6 +129,7 @@ class LossTrainStep:
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=_is_none)
+        # A plain transformation ignores the extra arguments; line searches evaluate `value_fn` themselves.
         updates, optimizer_state = optax.with_extra_args_support(self.optimizer).update(
             grads,
             state.optimizer_state,
@@ -136,6 +138,7 @@ class LossTrainStep:
             grad=grads,
             value_fn=lambda params: objective(params)[0],
         )
+        # Parameters first, then variables: a leaf that the losses replaced keeps its new value.
         updated = merge(optax.apply_updates(params, updates), state.model_state)
         following = state.replace(
             model_state=merge(variables, updated),
@@ -181,7 +184,9 @@ class LossTrainStep:
         # In the order that the module names them: another order of the sum rounds differently.
         ordered = {name: losses[name] for name in self.module.loss_names or losses}
         if balancer.observe_method is not None:
+            # A stream of its own, so that a balancer that draws moves no batch and no dropout mask.
             key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "observe"), state.step)
+            # No gradient flows through what the balancer learns from the losses.
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
             balancer_state = observed = balancer.observed(seen, key, balancer_state)
         return balancer.total(ordered, balancer_state), observed
@@ -198,11 +203,13 @@ def _one_by_one(
         return replaced, (losses, diagnostics)
 
     # The first trace shows which leaves the losses replace; a scan must know them before it starts.
+    # Shapes are enough here; nothing is computed twice.
     first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
     carried = jax.eval_shape(turn, _none_of(model_state), first)[0]
     start = jax.tree.map(
         lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=_is_none
     )
+    # `checkpoint` recomputes a slice in the backward pass, so that the activations of one slice are kept.
     variables, outputs = jax.lax.scan(jax.checkpoint(turn), start, (slices, keys))
     losses, diagnostics = jax.tree.map(_summary, outputs)
     return variables, losses, diagnostics

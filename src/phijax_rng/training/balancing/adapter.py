@@ -106,6 +106,7 @@ class AdaptedBalancer:
         with self._noted("initialize"):
             state = self.balancer.initialize()
         name = f"{self.kind}.initialize()"
+        # `None` is an empty pytree to JAX, so a forgotten `return` would pass as a balancer without state.
         if state is None:
             raise TypeError(f"{name} must be a pytree of arrays, got None. Return {{}} to keep nothing.")
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -172,6 +173,7 @@ class AdaptedBalancer:
         """The state after a scheduled update."""
         assert self.update_method is not None
         if self.loss_names is not None and module.loss_names is None:
+            # Names that the module does not declare are known only while it is traced.
             found = jax.eval_shape(lambda: module.evaluate(model_state, batches, key).losses)
             _require_known(self.loss_names, tuple(found), alone=False)
         with self._noted("update"):
@@ -180,6 +182,7 @@ class AdaptedBalancer:
         return new
 
     def _first_total(self, names: tuple[str, ...], state: BalancerState) -> jax.Array:
+        # Ones, since a shape is all that is checked and zero would divide in some weightings.
         losses = dict.fromkeys(names, jnp.float32(1))
         if self.observe_method is not None:
             state = self.observed(losses, jax.random.key(0), state)
@@ -206,6 +209,7 @@ def adapt_balancer(balancer: LossBalancer | None) -> AdaptedBalancer:
         ValueError: a name or number is wrong.
     """
     if balancer is None:
+        # No names: the plain sum follows whatever losses the module returns.
         return AdaptedBalancer(StaticLossBalancer(), False, None, None, None, None, None)
     validation.instance(balancer, "balancer")
     missing = [name for name in ("loss_names", *_METHODS) if not hasattr(balancer, name)]
@@ -216,6 +220,7 @@ def adapt_balancer(balancer: LossBalancer | None) -> AdaptedBalancer:
         )
     methods = {name: getattr(balancer, name, None) for name in (*_METHODS, *_OPTIONAL)}
     for name, arguments in (_METHODS | _OPTIONAL).items():
+        # A member that is `None` counts as absent, so that a subclass can switch one off.
         if name in _METHODS or methods[name] is not None:
             validation.takes(methods[name], f"balancer.{name}", *arguments)
     names = balancer.loss_names
@@ -249,6 +254,7 @@ def stays_finite(new: BalancerState, old: BalancerState) -> jax.Array:
     Entries that are non-finite in the initial state (for example `best = inf`) are not checked.
     """
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    # Integers and keys are always finite; `isfinite` refuses keys.
     finite = [jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b)) for a, b in pairs if is_trainable(b)]
     return jnp.all(jnp.asarray(finite, bool))
 
@@ -265,6 +271,7 @@ def _require_known(names: tuple[str, ...], known: tuple[str, ...] | None, alone:
 def _require_same_form(new: BalancerState, old: BalancerState, method: str) -> None:
     """Raises unless a method returned a state of the structure, shapes and dtypes that it received."""
     before, after = _outline(old), _outline(new)
+    # The structures are compared as text: JAX compares static metadata with the user's own `==`.
     if before != after or str(jax.tree.structure(new)) != str(jax.tree.structure(old)):
         raise ValueError(
             f"{method} changed the form of the balancer's state\n"
@@ -284,6 +291,7 @@ def _outline(tree: BalancerState) -> str:
 
 def _formatted(value: object) -> str:
     """An array by its type, another value by its repr unless that would print a tracer."""
+    # The repr of a tracer means nothing to a user.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
     return (
         f"{_outline(value)} ({type(value).__name__})" if traced and not is_array(value) else array_type(value)

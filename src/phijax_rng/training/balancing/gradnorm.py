@@ -90,6 +90,7 @@ class GradNormBalancer(WeightedSum):
             return jnp.sqrt(sum_of_squares(gradient)) + 0 * value.astype(jnp.float32)
 
         norms = jnp.stack([norm(name) for name in self.loss_names])
+        # The mean keeps the targets near 1, so that the learning rate keeps its meaning.
         mean = jnp.mean(norms)
         target = mean / (norms + np.float32(self.eps) * mean)
         renewed = moving_average(self.moving_average_coefficient, state["weights"], target)

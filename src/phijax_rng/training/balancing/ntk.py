@@ -97,6 +97,7 @@ class NTKBalancer(WeightedSum):
         state: Mapping[str, jax.Array],
     ) -> dict[str, jax.Array]:
         """The state after the kernel at these points; see `AdaptiveBalancer`."""
+        # Row counts must be known before the loop over rows is built; nothing is computed.
         shapes = jax.eval_shape(lambda: module.residual_rows(model_state, batches, key))
         _require_residuals(shapes, self.loss_names)
 
@@ -128,6 +129,7 @@ class NTKBalancer(WeightedSum):
             return sum_of_squares(jax.jacrev(functools.partial(residual, index))(parameters))
 
         rows = jnp.arange(num_rows, dtype=jnp.int32)
+        # Chunks bound the memory: all rows at once would hold one Jacobian for each.
         return jnp.mean(jax.lax.map(diagonal, rows, batch_size=min(self.kernel_chunk_size, num_rows)))
 
 

@@ -52,6 +52,7 @@ class BalancerRefresh:
     ):
         schedule = balancer.schedule
         assert schedule is not None, "a balancer without update has no refresh"
+        # Arrays, hence arguments of the program: as Python ints they would be constants in its text.
         self.update_every_n_steps: Any = np.int32(schedule.every_n_steps)
         self.update_start_step: Any = np.int32(schedule.start_step)
         self.names = None if batches is None else tuple(batches)
@@ -72,6 +73,7 @@ class BalancerRefresh:
 
         A non-finite update is left out.
         """
+        # A `cond`, so that steps without an update cost nothing.
         updated, finite = jax.lax.cond(
             self.is_due(state.step),
             lambda: self._updated(state, source),
@@ -84,11 +86,13 @@ class BalancerRefresh:
             batches = adapt_source(source)(state.step, state.sampler_state)
         else:
             batches = dict(zip(self.names or (), self.batches, strict=True))
+        # Training draws nothing from this stream, so an update moves no other random number.
         key = keys.fold_in(keys.stream(state.balancer_key, "balancer", "update"), state.step)
         old = state.balancer_state
         parts = self.parts
         new = parts.balancer.updated(parts.module, state.model_state, batches, key=key, state=old)
         finite = stays_finite(new, old)
+        # Both branches exist already; selecting costs less than another `cond`.
         return jax.tree.map(lambda fresh, stale: jnp.where(finite, fresh, stale), new, old), finite
 
 
@@ -123,5 +127,6 @@ def make_refresh(
             f"the balancer needs diagnostic batches, and the source has no sample(key, batch_sizes), got "
             f"{source!r}. Give it one, or balance on the batches of the steps (diagnostic_batch_sizes=None)."
         )
+    # 0 is part of the derivation that PhiJAX uses too; see the golden values.
     key = keys.fold_in(balancer_key, 0)
     return BalancerRefresh(balancer, module, source.sample(key, sizes, sampler_state))

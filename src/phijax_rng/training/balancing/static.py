@@ -49,6 +49,7 @@ class StaticLossBalancer:
         if names is not None:
             names = validation.names(names, "loss_names")
         weights = checked_weights(self.weights, names, "weights")
+        # Without names the plain sum is meant; a weight for all of them would only scale the learning rate.
         if names is None and self.default_weight != 1:
             raise ValueError(
                 f"default_weight is {self.default_weight!r} but there are no loss_names that it could be "
@@ -67,6 +68,7 @@ class StaticLossBalancer:
     def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, Any]) -> jax.Array:
         """The weighted sum, float32 (float64 when a loss is)."""
         names = tuple(losses) if self.loss_names is None else self.loss_names
+        # NumPy, so that fixed weights are constants of the program and cost nothing in the loop.
         weights = np.ones(len(names), np.float32) if self.loss_names is None else self._vector()
         return weighted_sum(names, losses, weights)
 

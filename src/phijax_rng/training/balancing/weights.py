@@ -30,6 +30,7 @@ def weighted_sum(
     names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: jax.typing.ArrayLike
 ) -> jax.Array:
     """The dot product of weights and losses in the order of `names`, float32 (float64 when a loss is)."""
+    # Stacked in the order of `names`: a dict that JAX returned has its keys sorted.
     values = jnp.stack([jnp.asarray(losses[name]) for name in names])
     dtype = jnp.promote_types(values.dtype, jnp.float32)
     return jnp.vdot(jnp.asarray(weights, dtype), values.astype(dtype))
@@ -47,11 +48,13 @@ def initial_vector(names: tuple[str, ...], weights: Mapping[str, float]) -> jax.
 
 def moving_average(coefficient: float, old: jax.Array, new: jax.Array) -> jax.Array:
     """`coefficient * old + (1 - coefficient) * new` in float32."""
+    # Each constant is rounded to float32 once, here, and not by the program.
     return np.float32(coefficient) * old + np.float32(1 - coefficient) * new
 
 
 def sum_of_squares(tree: Tree) -> jax.Array:
     """The squared Euclidean norm of all leaves together, float32."""
+    # Empty leaves would add a kernel each and no number.
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
     return sum((jnp.sum(jnp.abs(leaf) ** 2).astype(jnp.float32) for leaf in leaves), jnp.float32(0))
 
