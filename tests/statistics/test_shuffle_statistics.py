@@ -21,6 +21,7 @@ import pytest
 from scipy import stats
 
 from phijax_rng import shuffle
+from tests._selection import mostly_full
 
 FALSE_ALARM = 1e-4
 BASE = jax.random.key(31)
@@ -179,7 +180,14 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("statistic", STATISTICS.values(), ids=STATISTICS.keys())
+EVERYDAY = (
+    *("all permutations of 4", "triples of 9", "position of 0 in 111", "difference of neighbors in a row"),
+    *("parity of 9", "one draw", "neighboring keys of a large pool", "common rows of neighboring keys"),
+    "avalanche between keys that differ in one bit",
+)
+
+
+@pytest.mark.parametrize("statistic", mostly_full(STATISTICS, everyday=EVERYDAY))
 def test_shuffles_look_like_uniform_permutations(statistic):
     assert statistic(BASE) > FALSE_ALARM
 
