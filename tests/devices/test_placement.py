@@ -246,10 +246,10 @@ def sizes_that_do_not_divide():
 
 def test_sizes_that_do_not_divide_are_drawn_whole_or_refused(in_eight):
     assert in_eight(sizes_that_do_not_divide).splitlines() == [
-        "batches['boundary']['inputs'] has 4 rows, which 8 devices cannot share equally. Use 8 rows, or "
-        "Trainer(..., uneven='whole') to draw such a batch whole on every device, or uneven='pad' to fill it "
-        "up with rows that a mask leaves out.",
-        "devices=9 asks for more than the 8 cpu devices there are. Pass 'auto' to use all of them.",
+        "batches['boundary']['inputs'] has 4 rows, which do not divide equally over 8 devices. Use 8 rows, "
+        "Trainer(..., uneven='whole') to draw such a batch on every device, or uneven='pad' to pad it with "
+        "rows that a mask excludes.",
+        "devices=9 is more than the 8 cpu devices available. Pass 'auto' to use all of them.",
     ]
 
 
@@ -301,7 +301,7 @@ def test_one_device_is_the_default_device():
 
 NO_DEVICES = (
     "devices must be a positive int, 'auto', a device, a list of devices or a mesh, got {}. "
-    "Pass 'auto' to use every device there is, or jax.devices('cpu') for those of a kind."
+    "Pass 'auto' to use every device, or jax.devices('cpu') for those of a kind."
 )
 
 
@@ -357,7 +357,7 @@ def test_a_device_is_named_once():
             ),
             ValueError,
             "shardings(state).model_state['hidden']['bias'] is (None, None, 'data'), "
-            "which does not divide shape [8]. Leave that leaf whole, or change its shape.",
+            "which does not divide shape [8]. Replicate that leaf, or change its shape.",
         ),
         (
             lambda state: jax.tree.map(lambda leaf: None, state).replace(

@@ -1,4 +1,4 @@
-"""Two real processes as one run: one set of batches, one mind, one writer; and what one death does."""
+"""Two real processes as one run: the same batches, one decides and writes; and the loss of a process."""
 
 import contextlib
 import os
@@ -49,15 +49,15 @@ def test_two_processes_agree_on_what_the_first_says(in_both):
     differ = "ValueError seed must be the same in every process, got {} here. Pass one seed to all."
     assert [first[4], second[4]] == [differ.format(5), differ.format(6)]
     assert first[5].startswith("ZeroDivisionError ")
-    waits = "RuntimeError the first process could not go on and says why. Mend what it names."
+    waits = "RuntimeError the primary process raised an exception. Fix what its message names."
     assert second[5] == waits
     assert [first[6], second[6]] == ["first wrote", "first None"]
     apart = (
-        "ValueError devices names {} devices of the 2 processes, which must all take part equally. "
+        "ValueError devices names {} devices of the 2 processes, but each must have equally many. "
         "Pass devices='auto' to use every device of each."
     )
     assert [first[7], second[7]] == [apart.format("1, 0"), apart.format("0, 1")]
-    uneven = "ValueError devices=3 cannot be shared equally by 2 processes. Pass 'auto' to use every device "
+    uneven = "ValueError devices=3 does not divide equally over 2 processes. Pass 'auto' to use every device "
     assert first[8] == second[8] == f"{uneven}of each."
     assert [first[9], second[9]] == [apart.format("4, 0"), apart.format("0, 4")]
     assert [first[10], second[10]] == ["four [0, 0, 1, 1] 0 True", "four [0, 0, 1, 1] 1 True"]
@@ -185,7 +185,7 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(tmp_path):
         took = time.monotonic() - killed
     assert pair[0].returncode not in {0, None}, output
     print(f"the other process ended after {took:.1f} s")
-    told = "ProcessLostError: process 0 of 2 ", "If one of them has ended, start them all again; "
+    told = "ProcessLostError: process 0 of 2 ", "If one of them has ended, restart all of them; "
     # Where the transport does not see the connection close, JAX ends the process and says why.
     missed = "stopped sending heartbeats", "Terminating process because the JAX distributed service detected"
     assert any(all(text in output for text in texts) for texts in (told, missed)), output

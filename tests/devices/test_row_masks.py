@@ -34,7 +34,7 @@ def test_no_gradient_comes_from_a_row_that_does_not_count():
 def test_a_mask_that_does_not_fit_is_refused(values, mask):
     message = (
         f"mask must have shape (rows,) for values of shape (rows, ...), got {mask} for {values}. "
-        "Pass the mask of the batch that the values are of."
+        "Pass the mask of the same batch."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         masked_mean(np.zeros(values), np.ones(mask, bool))

@@ -171,14 +171,14 @@ def test_slices_of_a_batch_are_not_filled_up():
 def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():
     shares = Shares(None, "", "pad")
     message = (
-        "batches must have names for a mask to speak of them. Return {name: {field: rows}} from the source, "
+        "a mask needs batches with names, got ndarray. Return {name: {field: rows}} from the source, "
         "or pass another `uneven`."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        shares.split(jnp.ones(3))
+        shares.split(np.ones(3))
     message = (
-        "batches['x'] has fields of 2 and 3 rows, which one mask cannot speak of. Make them equally long, or "
-        "put them into batches of their own."
+        "batches['x'] has fields of 2 and 3 rows, but one mask must fit all of them. Give them equal "
+        "lengths, or put them into separate batches."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         shares.split({"x": {"inputs": np.ones((3, 2)), "targets": np.ones(2)}})

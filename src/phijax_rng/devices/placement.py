@@ -1,12 +1,12 @@
-"""Where a run lives: on one device or on several.
+"""The placement of a run on one device or on several.
 
-    state        on every device, or as the user's `shardings(state)` says
+    state        replicated, or sharded by the user's `shardings(state)`
     batches      split by rows over the data axis, by a constraint inside the compiled program
-    all else     on every device: keys, pools, the step to stop at
+    all else     replicated: keys, pools, the step to stop at
 
-A batch is drawn under one key, whatever the devices: partitionable Threefry gives each of them the
-random bits of its own rows, so the rows are those of one device bit for bit and no device waits for
-another to draw. On one device nothing is added to the program.
+A batch is drawn with one key on any number of devices: with partitionable Threefry each device computes the
+random bits of its own rows, so the rows equal those of one device bit for bit and drawing needs no
+communication. On one device the program is the same as without this module.
 
 >>> import jax
 >>> place = resolve(1)
@@ -34,22 +34,22 @@ from phijax_rng.state import TrainState
 T = TypeVar("T")
 
 Devices: TypeAlias = int | np.integer[Any] | Literal["auto"] | jax.Device | Sequence[jax.Device] | Mesh
-"""What `resolve` takes: how many devices, which ones, or a mesh of them."""
+"""The argument of `resolve`: a number of devices, the devices, or a mesh of them."""
 
 DATA_AXIS = "data"
-"""The axis of a mesh that batches are split over; the first axis where none has this name."""
+"""The axis of a mesh that batches are split over; the first axis if none has this name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Devices, and what lies where on them.
+    """Devices, and the sharding of states and batches on them.
 
     Attributes:
         devices: all of them, in the order of the mesh.
         mesh: `None` for one device.
         shardings: `state -> shardings`, a pytree (or a prefix of one) whose leaves are shardings,
             `PartitionSpec`s of this mesh, or `None` for a copy on every device.
-        uneven: one of `shares.UNEVEN`.
+        uneven: one of `row_sharding.UNEVEN`.
     """
 
     devices: tuple[jax.Device, ...]
@@ -59,17 +59,17 @@ class Placement:
 
     @property
     def everywhere(self) -> Sharding:
-        """The sharding of what lies whole on every device."""
+        """The sharding of replicated arrays."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def home(self) -> jax.Device:
-        """The first of the devices that belongs to this process; what the host asks runs there."""
-        # A process may read and launch on its own devices only, so the first of the mesh will not do.
-        own = jax.process_index()
-        return next(device for device in self.devices if device.process_index == own)
+        """The first of the devices that belong to this process; computations for the host run there."""
+        # A process can use its own devices only, and the first of the mesh may belong to another one.
+        index = jax.process_index()
+        return next(device for device in self.devices if device.process_index == index)
 
     @property
     def spans(self) -> bool:
@@ -85,46 +85,46 @@ class Placement:
 
     @property
     def shares(self) -> Shares:
-        """Which rows of a batch lie on which device."""
+        """Which rows of a batch are on which device."""
         return Shares(self.mesh, "" if self.mesh is None else self.data_axis, self.uneven)
 
     def of_state(self, state: TrainState) -> Any:
         """The sharding of each leaf of a state, which may be abstract.
 
         Raises:
-            TypeError: `shardings` gave something that is no sharding.
-            ValueError: what it gave does not fit the state.
+            TypeError: `shardings` returns a leaf that is not a sharding.
+            ValueError: the shardings do not fit the state.
         """
         if self.mesh is None or self.shardings is None:
             return jax.tree.map(lambda leaf: self.everywhere, state)
-        given = self.shardings(state)
+        shardings = self.shardings(state)
         try:
-            spread = jax.tree.broadcast(given, state, is_leaf=_is_placing)
+            full = jax.tree.broadcast(shardings, state, is_leaf=_is_sharding)
         except ValueError as error:
             raise ValueError(
                 f"shardings(state) must be a tree like the state, or a prefix of one: {error}. "
                 "Return jax.tree.map(rule, state)."
             ) from error
-        placed = jax.tree_util.tree_map_with_path(self._sharding, spread, is_leaf=_is_placing)
+        placed = jax.tree_util.tree_map_with_path(self._sharding, full, is_leaf=_is_sharding)
         _require_fit(placed, state)
         return placed
 
     def place(self, state: TrainState) -> TrainState:
-        """A state where it belongs and strong-typed; arrays that are so already are not copied.
+        """A state on its devices and strongly typed; arrays that already are so are not copied.
 
-        Over several processes the bits are those of the first, in which other processors may round
-        an initial state differently.
+        With several processes the bits are the primary process's.
         """
+        # Each process initializes a state of its own, and another kind of CPU may round it differently.
         return jax.tree.map(_place, state, self.of_state(state))
 
     def replicate(self, tree: T) -> T:
-        """Arrays that every process has, whole on every device; those that lie on this mesh stay."""
+        """Replicates arrays that every process has; arrays on this mesh are returned as they are."""
         if self.mesh is None:
             return jax.device_put(tree, self.everywhere)
         return jax.tree.map(self._replicate, tree)
 
     def place_if_distributed(self, state: TrainState) -> TrainState:
-        """A state to restore like: placed where several devices want it, as it is on one."""
+        """The state to restore into: placed on several devices, unchanged on one."""
         return state if self.mesh is None else self.place(state)
 
     def _replicate(self, leaf: ArrayLike) -> jax.Array:
@@ -136,14 +136,14 @@ class Placement:
         return jax.device_put(leaf, self.everywhere)
 
     def constrain(self, state: TrainState, shardings: TrainState) -> TrainState:
-        """The state held to its shardings, from `of_state`; for use inside a compiled program."""
+        """Constrains the state to its shardings, from `of_state`, inside a compiled program."""
         # On one device the constraint would change the text of the program, and with it the last bits.
         if self.mesh is None:
             return state
         return jax.tree.map(jax.lax.with_sharding_constraint, state, shardings)
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for the contract; empty for one device, unless the program there knows a mask too."""
+        """Plain data for the contract; empty for one device, unless batches have masks."""
         found: dict[str, Any] = {"uneven": self.uneven} if self.shares.pads else {}
         if self.mesh is None:
             return found
@@ -153,7 +153,7 @@ class Placement:
         return found
 
     def describe_state(self, state: TrainState) -> dict[str, Any]:
-        """`describe`, and a digest of how the state is split where it is."""
+        """`describe`, and a digest of the shardings of the state if it has any."""
         found = self.describe()
         if self.mesh is None or self.shardings is None:
             return found
@@ -161,18 +161,18 @@ class Placement:
         specs = [str(sharding.spec) for sharding in jax.tree.leaves(self.of_state(state))]
         return {**found, "shardings": hashlib.sha256("\n".join(specs).encode()).hexdigest()[:16]}
 
-    def _sharding(self, path: KeyPath[Any], given: object) -> NamedSharding:
+    def _sharding(self, path: KeyPath[Any], requested: object) -> NamedSharding:
         assert self.mesh is not None
         # A replicated sharding on any other mesh or device means the same copy on every device here.
-        if given is None or (isinstance(given, Sharding) and given.is_fully_replicated):
-            given = PartitionSpec()
-        spec = given.spec if isinstance(given, NamedSharding) else given
+        if requested is None or (isinstance(requested, Sharding) and requested.is_fully_replicated):
+            requested = PartitionSpec()
+        spec = requested.spec if isinstance(requested, NamedSharding) else requested
         axes = _axes(spec) if isinstance(spec, PartitionSpec) else []
         if not isinstance(spec, PartitionSpec) or not set(axes) <= set(self.mesh.axis_names):
             raise TypeError(
                 f"shardings(state){jax.tree_util.keystr(path)} must be a PartitionSpec over the axes "
-                f"{validation.shown(self.mesh.axis_names)}, a NamedSharding of them or None, got {given!r}. "
-                "Name axes of the mesh."
+                f"{validation.shown(self.mesh.axis_names)}, a NamedSharding of them or None, "
+                f"got {requested!r}. Name axes of the mesh."
             )
         if len(set(axes)) < len(axes):
             raise ValueError(
@@ -190,16 +190,16 @@ def on_device(device: jax.Device | None = None) -> Placement:
 def resolve(
     devices: Devices = 1, *, shardings: Callable[[TrainState], Any] | None = None, uneven: str = "refuse"
 ) -> Placement:
-    """The placement that the words of a trainer ask for; starts JAX's backend.
+    """The placement for the options of a trainer; starts JAX's backend.
 
     Args:
-        devices: 1 for the default device, a number for the first so many, `"auto"` for all, a device,
+        devices: 1 for the default device, a number for that many, `"auto"` for all, a device,
             a sequence of devices, or a mesh, whose axis `"data"` (else the first) the rows are split over.
         shardings: see `Placement`.
         uneven: see `Placement`.
 
     Raises:
-        ValueError: there are not so many devices, or none is named.
+        ValueError: there are fewer devices, or the list is empty.
     """
     if isinstance(devices, jax.Device):
         devices = [devices]
@@ -210,16 +210,16 @@ def resolve(
         return Placement(tuple(devices.devices.flat), mesh, shardings, uneven)
     chosen = _chosen(devices)
     _require_all_processes(chosen)
-    several = Mesh(np.array(chosen), (DATA_AXIS,)) if len(chosen) > 1 else None
-    return Placement(tuple(chosen), several, shardings, uneven)
+    mesh_of_chosen = Mesh(np.array(chosen), (DATA_AXIS,)) if len(chosen) > 1 else None
+    return Placement(tuple(chosen), mesh_of_chosen, shardings, uneven)
 
 
 def require_devices(devices: object) -> Devices:
-    """`devices` if it is one of the words that `resolve` knows; asks no backend.
+    """Checks the argument of `resolve` without starting a backend.
 
     Raises:
         TypeError: it is of another type.
-        ValueError: a number that is not positive, no device at all, or one twice.
+        ValueError: a number that is not positive, an empty list, or a repeated device.
     """
     if isinstance(devices, Mesh):
         return _filled_mesh(devices)
@@ -232,8 +232,7 @@ def require_devices(devices: object) -> Devices:
     kind = ValueError if isinstance(devices, str) or validation.is_whole(devices) else TypeError
     raise kind(
         "devices must be a positive int, 'auto', a device, a list of devices or a mesh, "
-        f"got {devices!r}. Pass 'auto' to use every device there is, or jax.devices('cpu') for those of "
-        "a kind."
+        f"got {devices!r}. Pass 'auto' to use every device, or jax.devices('cpu') for those of a kind."
     )
 
 
@@ -253,7 +252,7 @@ def _place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
         leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if not sharding.is_fully_addressable:
         return processes.place(leaf, sharding)
-    # The memory of a NumPy array may be written to later, so it is never shared.
+    # The user may write to the memory of a NumPy array later, so it is never shared.
     return jax.device_put(leaf, sharding, may_alias=isinstance(leaf, jax.Array))
 
 
@@ -263,39 +262,39 @@ def _chosen(devices: int | np.integer[Any] | str | Sequence[jax.Device]) -> Sequ
     if not isinstance(devices, str) and devices == 1:
         return (default_device(),)
     # Of the platform of the default device: with jax_default_device a CPU, jax.devices() still lists GPUs.
-    there = jax.devices(default_device().platform)
+    available = jax.devices(default_device().platform)
     if devices == "auto":
-        return there
-    if int(devices) > len(there):
+        return available
+    if int(devices) > len(available):
         raise ValueError(
-            f"devices={devices!r} asks for more than the {len(there)} {there[0].platform} devices there "
-            "are. Pass 'auto' to use all of them."
+            f"devices={devices!r} is more than the {len(available)} {available[0].platform} devices "
+            "available. Pass 'auto' to use all of them."
         )
     # jax.devices() begins with those of process 0, so its first n may leave a process without any.
     each, left_over = divmod(int(devices), jax.process_count())
     if left_over:
         raise ValueError(
-            f"devices={devices!r} cannot be shared equally by {jax.process_count()} processes. "
+            f"devices={devices!r} does not divide equally over {jax.process_count()} processes. "
             "Pass 'auto' to use every device of each."
         )
-    return _first_of_each(there, each)
+    return _first_of_each(available, each)
 
 
 def _first_of_each(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
-    """The first so many devices of each process."""
+    """The first `count` devices of each process."""
     owners = range(jax.process_count())
     return [d for owner in owners for d in [d for d in devices if d.process_index == owner][:count]]
 
 
 def _require_all_processes(devices: Sequence[jax.Device]) -> None:
-    """Raises where a process would train for itself, on the rows that the others train on."""
+    """Raises if a process would train alone, on the rows that the others train on too."""
     # Equal counts: every process must call each collective, and feeds the same number of rows.
     owners = [device.process_index for device in devices]
     counts = [owners.count(index) for index in range(jax.process_count())]
     if len(set(counts)) > 1:
         raise ValueError(
-            f"devices names {', '.join(map(str, counts))} devices of the {len(counts)} processes, which must "
-            "all take part equally. Pass devices='auto' to use every device of each."
+            f"devices names {', '.join(map(str, counts))} devices of the {len(counts)} processes, but each "
+            "must have equally many. Pass devices='auto' to use every device of each."
         )
 
 
@@ -311,7 +310,7 @@ def _distinct(devices: tuple[jax.Device, ...]) -> tuple[jax.Device, ...]:
 
 
 def _filled_mesh(mesh: Mesh) -> Mesh:
-    """The mesh; one without devices ends the whole process inside of XLA."""
+    """Checks a mesh; XLA would end the process for one without devices."""
     if not mesh.axis_names or not np.size(mesh.devices):
         raise ValueError(
             f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
@@ -327,19 +326,19 @@ def _axes(spec: PartitionSpec) -> list[Hashable]:
     return [axis for entry in entries for axis in entry if axis is not None]
 
 
-def _is_placing(leaf: object) -> bool:
+def _is_sharding(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, (PartitionSpec, Sharding))
 
 
 def _require_fit(placed: TrainState, state: TrainState) -> None:
-    """Raises for a leaf whose axes the mesh does not divide, in our words."""
+    """Raises for a leaf whose axes the mesh does not divide."""
     leaves = jax.tree.leaves(state)
     for (path, sharding), leaf in zip(jax.tree_util.tree_leaves_with_path(placed), leaves, strict=True):
         shape = tuple(np.shape(leaf))
         if len(sharding.spec) > len(shape) or not _divides(sharding, shape):
             raise ValueError(
                 f"shardings(state){jax.tree_util.keystr(path)} is {tuple(sharding.spec)}, "
-                f"which does not divide shape {list(shape)}. Leave that leaf whole, or change its shape."
+                f"which does not divide shape {list(shape)}. Replicate that leaf, or change its shape."
             )
 
 

@@ -1,11 +1,12 @@
-"""Several processes as one run: what they agree on, and who writes.
+"""Several processes as one run: decisions of the primary process, and arrays on the devices of all.
 
-After `jax.distributed.initialize()` the same script runs in every process, and they meet in the
-collectives of one compiled program. So whatever decides when that program is called, and how far it
-goes, is decided by the first process (`jax.process_index() == 0`) and told to the others: clocks that
-disagree would else give other numbers in each, or a hang. Files, too, are written by the first alone.
+After `jax.distributed.initialize()` the same script runs in every process, and the processes meet in the
+collectives of one compiled program. All of them must call that program at the same time and up to the same
+step. So the primary process (`jax.process_index() == 0`) makes each such decision and broadcasts it;
+otherwise clocks that differ would lead to different numbers or to a hang. Only the primary process writes
+files.
 
-In one process every function here gives back what it was given, and costs nothing.
+In one process every function here returns its argument without communication.
 
 >>> broadcast(3, True)
 (3, 1)
@@ -35,12 +36,12 @@ def is_multiprocess() -> bool:
 
 
 def is_primary() -> bool:
-    """Whether this process decides, shows and writes."""
+    """Whether this process makes the decisions, shows progress and writes files."""
     return jax.process_index() == 0
 
 
 def broadcast(*values: int) -> tuple[int, ...]:
-    """The numbers of the first process, in [0, 2**31). All processes must ask, and in the same order."""
+    """The primary process's numbers, in [0, 2**31). All processes must call it, in the same order."""
     # int32, since without jax_enable_x64 JAX would truncate int64 on its way. A process that calls this
     # once more or less than the others waits forever, or receives the numbers of another call.
     if not is_multiprocess():
@@ -49,17 +50,17 @@ def broadcast(*values: int) -> tuple[int, ...]:
 
 
 def maximum(value: int) -> int:
-    """The largest of the processes' numbers, in [0, 2**31). All processes must ask."""
+    """The largest of the processes' numbers, in [0, 2**31). All processes must call it."""
     if not is_multiprocess():
         return int(value)
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
 def run_on_primary(action: Callable[[], T]) -> T | None:
-    """What `action` gives in the first process, where alone it is called; the others wait for it.
+    """Calls `action` in the primary process while the others wait; its result there, `None` elsewhere.
 
     Raises:
-        Exception: in every process, if it raised: its own in the first, a `RuntimeError` in the others.
+        Exception: if `action` raises: its exception in the primary process, a `RuntimeError` in the others.
     """
     if not is_multiprocess():
         return action()
@@ -75,26 +76,23 @@ def run_on_primary(action: Callable[[], T]) -> T | None:
     if error is not None:
         raise error
     if failed:
-        raise RuntimeError("the first process could not go on and says why. Mend what it names.")
+        raise RuntimeError("the primary process raised an exception. Fix what its message names.")
     return result
 
 
 def broadcast_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array of the first process, bit for bit; of the same shape and dtype in every process."""
+    """The primary process's array, bit for bit; shape and dtype must be the same in every process."""
     if not is_multiprocess():
         return array
     # As bytes: a sum of floats, which JAX broadcasts by, turns -0.0 into 0.0.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(flat)).astype(np.uint8)
-    return told.view(array.dtype).reshape(array.shape)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(flat)).astype(np.uint8)
+    return received.view(array.dtype).reshape(array.shape)
 
 
 def require_same(array: np.ndarray[Any, Any], message: str) -> None:
-    """Raises in every process unless all have the same bits.
-
-    Raises:
-        ValueError: with this message.
-    """
+    """Raises a `ValueError` with this message in every process unless all have the same bits."""
+    # `maximum`, so that all raise: the primary process itself sees no difference.
     if is_multiprocess() and maximum(broadcast_array(array).tobytes() != array.tobytes()):
         raise ValueError(message)
 
@@ -103,7 +101,7 @@ def agreed_seed(seed: Seed) -> Seed:
     """`seed`, or its key; for `None` a seed from the operating system, the same in every process.
 
     Raises:
-        ValueError: the processes were given different seeds.
+        ValueError: the seeds of the processes differ.
     """
     if not is_multiprocess():
         return seed
@@ -117,18 +115,16 @@ def agreed_seed(seed: Seed) -> Seed:
     padded = np.zeros(8, np.uint32)
     padded[: words.size] = words
     require_same(padded, f"seed must be the same in every process, got {seed!r} here. Pass one seed to all.")
-    # The root of a legacy key, which is told of once.
+    # The root and not the array: `root_key` warns of a legacy key, and once is enough.
     return root if isinstance(seed, (jax.Array, np.ndarray)) else seed
 
 
 def place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
-    """A leaf on devices of other processes too, with the bits of the first process.
-
-    Typed keys cross by their words: JAX places no typed key on a sharding that spans processes.
-    """
+    """A leaf on the devices of all processes, with the primary process's bits."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
     if keys.is_typed_key(leaf):
+        # By its words: JAX cannot device_put a typed key to a sharding that spans processes.
         words = place(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -137,7 +133,7 @@ def place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
 
 
 def replicate(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
-    """A leaf that every process has, whole, on the devices that each of them has; nothing is sent."""
+    """A leaf that every process has, replicated on the devices of all of them without communication."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
     if keys.is_typed_key(leaf):
@@ -147,7 +143,7 @@ def replicate(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
 
 
 def copied(leaf: jax.Array) -> jax.Array:
-    """The array again where it lies, in memory of its own; nothing is sent."""
+    """A copy of the array on the same devices, without communication."""
     if leaf.is_fully_addressable:
         return jax.device_put(leaf, leaf.sharding, may_alias=False)
     if keys.is_typed_key(leaf):
@@ -159,27 +155,24 @@ def copied(leaf: jax.Array) -> jax.Array:
 
 
 def gather(leaf: T) -> T | np.ndarray[Any, Any]:
-    """An array that this process can read: itself, or gathered where parts of it lie elsewhere."""
+    """An array that this process can read: itself, or gathered if other processes have parts of it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return leaf
     return multihost_utils.process_allgather(leaf, tiled=True)
 
 
 def to_local(tree: T) -> T:
-    """`tree` with what lies on several devices on one of this process alone; the rest as it is."""
+    """`tree` with each array that is on several devices copied to one device of this process."""
     return jax.tree.map(_to_local, tree)
 
 
 @contextlib.contextmanager
 def translate_runtime_errors() -> Iterator[None]:
-    """What the transport raises inside the block, in words.
+    """Turns a runtime error of JAX inside the block into a `ProcessLostError` if there are several processes.
 
-    How soon it raises is up to the transport: at once where it sees the connection closed, or when JAX's
-    coordinator misses the heartbeat of a process (100 s, unless `jax.distributed.initialize` was told
-    otherwise), which may also end this process without an exception.
-
-    Raises:
-        ProcessLostError: with several processes, for any error of JAX's runtime.
+    The delay depends on the transport: it raises at once if it sees the connection closed, otherwise when
+    JAX's coordinator misses the heartbeat of a process (100 s by default, see `jax.distributed.initialize`).
+    The coordinator may also end this process without an exception.
     """
     try:
         yield
@@ -189,19 +182,19 @@ def translate_runtime_errors() -> Iterator[None]:
         # The first line names the cause; the others are details of the transport.
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ProcessLostError(
-            f"{describe()} cannot go on with the others: {reason}. "
-            "If one of them has ended, start them all again; with resume='auto' the run goes on from its "
+            f"{describe()} cannot continue with the others: {reason}. "
+            "If one of them has ended, restart all of them; with resume='auto' the run continues from its "
             "last save."
         ) from error
 
 
 def describe() -> str:
-    """This process in words: for messages and logs."""
+    """Names this process in messages and logs."""
     return f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()})"
 
 
 def _place_shards(value: np.ndarray[Any, Any], sharding: Sharding) -> jax.Array:
-    """An array of which each process places its own parts; one explicit transfer for each device."""
+    """A global array of which each process places the shards of its devices, one transfer per device."""
     # Not device_put(value, sharding): over several processes it first compares the value between all of them.
     parts = [
         jax.device_put(value[index], device, may_alias=False)

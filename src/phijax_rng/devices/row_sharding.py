@@ -1,11 +1,10 @@
-"""How devices share the rows of a batch: equally, or filled up until they can.
+"""How the rows of a batch are divided over devices: equally, with padding if necessary.
 
     uneven="pad", 10 rows on 4 devices
-    rows     0 1 2 | 3 4 5 | 6 7 8 | 9 9 9        the last row stands in for what is missing
+    rows     0 1 2 | 3 4 5 | 6 7 8 | 9 9 9        padding repeats the last row
     mask     T T T | T T T | T T T | T F F
 
-The rows that count are those of one device bit for bit, in their order. On one device nothing is filled up
-and no row is added.
+The rows that count are bit for bit those of one device, in the same order. One device needs no padding.
 """
 
 import dataclasses
@@ -23,12 +22,12 @@ from phijax_rng._base.types import Batches
 from phijax_rng.devices import processes, row_masks
 
 UNEVEN = ("refuse", "whole", "pad")
-"""What becomes of a batch whose rows the devices cannot share equally."""
+"""What to do with a batch whose rows do not divide equally: raise, replicate it, or pad it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Which rows of a batch lie on which device.
+    """Which rows of a batch are on which device.
 
     Attributes:
         mesh: `None` for one device.
@@ -42,16 +41,16 @@ class Shares:
 
     @property
     def pads(self) -> bool:
-        """Whether batches are filled up, and a mask says which rows count."""
+        """Whether batches are padded, with a mask of the rows that count."""
         return self.uneven == "pad"
 
     @property
     def parts(self) -> int:
-        """Into how many parts rows are split."""
+        """The number of parts that rows are split into."""
         return 1 if self.mesh is None else int(self.mesh.shape[self.axis])
 
     def filled(self, size: int) -> int:
-        """How many rows a batch of `size` rows has once it is filled up."""
+        """The number of rows of a batch of `size` rows, with padding."""
         return -(-size // self.parts) * self.parts if self.pads else size
 
     # Inside a compiled program
@@ -59,18 +58,18 @@ class Shares:
     def split(
         self, batches: Batches, sizes: Mapping[str, Any] | None = None
     ) -> tuple[Batches, dict[str, jax.Array] | None]:
-        """Batches with their rows split over the devices, and which of them count; `None` for all.
+        """Batches with their rows split over the devices, and a mask of the rows that count; `None` for all.
 
-        Arrays without axes stay whole. With `uneven="whole"` so does a batch that cannot be shared, and with
-        `"pad"` it is filled up.
+        Arrays without axes are replicated. A batch whose rows do not divide equally is replicated with
+        `uneven="whole"` and padded with `"pad"`.
 
         Args:
-            batches: as the source gave them.
-            sizes: how many rows are true, in place of each array, for batches that were filled up already.
+            batches: as the source returns them.
+            sizes: the number of rows without padding, in place of each array, for batches that have padding.
 
         Raises:
-            TypeError: batches without names, with `uneven="pad"`.
-            ValueError: the devices cannot share the rows equally, with `uneven="refuse"`.
+            TypeError: with `uneven="pad"`, the batches have no names.
+            ValueError: with `uneven="refuse"`, the rows do not divide equally.
         """
         if self.pads:
             return self._padded(batches, sizes)
@@ -83,23 +82,23 @@ class Shares:
     ) -> tuple[Batches, dict[str, jax.Array]]:
         counts = row_masks.row_counts(batches, sizes)
         mask = {name: self._mask(count) for name, count in counts.items()}
-        filled = {name: jax.tree.map(self._filled_up, rows) for name, rows in batches.items()}
+        filled = {name: jax.tree.map(self._pad, rows) for name, rows in batches.items()}
         return filled, mask
 
     def _mask(self, count: int) -> jax.Array:
         # Computed, not captured: a constant array would be copied to every device and stored in the program.
         return self._on_rows(jnp.arange(self.filled(count), dtype=jnp.int32) < count)
 
-    def _filled_up(self, leaf: jax.Array) -> jax.Array:
+    def _pad(self, leaf: jax.Array) -> jax.Array:
         if self.mesh is None or not np.shape(leaf):
             return leaf
         size = int(np.shape(leaf)[0])
         if not size % self.parts:
             return self._on_rows(leaf)
-        # Drawn whole on every device, which then keeps its own rows: nothing is sent.
-        whole = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
-        places = np.minimum(np.arange(self.filled(size), dtype=np.int32), size - 1)
-        return self._on_rows(whole[places])
+        # Every device draws all rows and keeps its part, so no communication is needed.
+        replicated = jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
+        indices = np.minimum(np.arange(self.filled(size), dtype=np.int32), size - 1)
+        return self._on_rows(replicated[indices])
 
     def _on_rows(self, leaf: jax.Array) -> jax.Array:
         if self.mesh is None:
@@ -112,38 +111,38 @@ class Shares:
         if not np.shape(leaf):
             return leaf
         if np.shape(leaf)[0] % self.parts:
-            self._require_whole(path, int(np.shape(leaf)[0]))
+            self._require_uneven_whole(path, int(np.shape(leaf)[0]))
             return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
         return self._on_rows(leaf)
 
-    def _require_whole(self, path: KeyPath[Any], rows: int) -> None:
+    def _require_uneven_whole(self, path: KeyPath[Any], rows: int) -> None:
         if self.uneven == "whole":
             return
         below, above = rows // self.parts * self.parts, (rows // self.parts + 1) * self.parts
         nearest = f"{below} or {above}" if below else f"{above}"
         raise ValueError(
-            f"batches{jax.tree_util.keystr(path)} has {rows} rows, which {self.parts} devices cannot share "
-            f"equally. Use {nearest} rows, or Trainer(..., uneven='whole') to draw such a batch whole on "
-            "every device, or uneven='pad' to fill it up with rows that a mask leaves out."
+            f"batches{jax.tree_util.keystr(path)} has {rows} rows, which do not divide equally over "
+            f"{self.parts} devices. Use {nearest} rows, Trainer(..., uneven='whole') to draw such a batch on "
+            "every device, or uneven='pad' to pad it with rows that a mask excludes."
         )
 
     # On the host
 
     def own(self, size: int) -> np.ndarray[Any, Any] | None:
-        """Which true rows of a batch the devices of this process hold, ascending; `None` for all of them."""
+        """The rows of a batch, without padding, that this process needs, ascending; `None` for all."""
         if self.mesh is None or not self._spans or self.filled(size) % self.parts:
             return None
-        # Unique, since filled-up rows repeat the last one: the source must read no row twice.
-        places = [np.arange(rows.start, rows.stop) for rows in self._rows_of(self.filled(size)).values()]
-        return np.unique(np.minimum(np.concatenate(places), size - 1))
+        # Unique, since padding repeats the last row and the source must read no row twice.
+        indices = [np.arange(rows.start, rows.stop) for rows in self._rows_of(self.filled(size)).values()]
+        return np.unique(np.minimum(np.concatenate(indices), size - 1))
 
     def shard_stacks(self, stacks: Batches, sizes: Mapping[str, Any]) -> Batches:
-        """Batches of several steps, the rows of each split over the devices that will read them.
+        """Batches of several steps on the devices, the rows of each step split over them.
 
         Args:
-            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; their rows are all rows of a batch,
-                or those of `own`.
-            sizes: a pytree of the same structure: how many rows a batch has; 0 for a leaf to spread whole.
+            stacks: a pytree of host arrays of shape `(steps, rows, ...)`; they have all rows of a batch, or
+                those of `own`.
+            sizes: a pytree of the same structure: the number of rows of a batch; 0 for a leaf to replicate.
         """
         return jax.tree.map(self._shard_stack, stacks, sizes)
 
@@ -164,8 +163,8 @@ class Shares:
 
     def _everywhere(self, leaf: ArrayLike) -> jax.Array:
         assert self.mesh is not None
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        return processes.replicate(leaf, whole) if self._spans else jax.device_put(leaf, whole)
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        return processes.replicate(leaf, sharding) if self._spans else jax.device_put(leaf, sharding)
 
     @property
     def _spans(self) -> bool:
@@ -173,11 +172,11 @@ class Shares:
 
     @property
     def _stacks(self) -> NamedSharding:
-        """How the batches of several steps lie: rows are the second axis."""
+        """The sharding of batches of several steps, whose second axis is rows."""
         assert self.mesh is not None
         return NamedSharding(self.mesh, PartitionSpec(None, self.axis))
 
     def _rows_of(self, size: int) -> dict[jax.Device, slice]:
-        """Which rows of a batch each device of this process holds."""
-        places = self._stacks.addressable_devices_indices_map((1, size)).items()
-        return {device: slice(*index[1].indices(size)[:2]) for device, index in places if index is not None}
+        """The rows of a batch on each device of this process."""
+        slices = self._stacks.addressable_devices_indices_map((1, size)).items()
+        return {device: slice(*index[1].indices(size)[:2]) for device, index in slices if index is not None}
