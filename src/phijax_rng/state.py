@@ -11,7 +11,8 @@ the code and the machine.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,21 @@ class TrainState:
     def replace(self, **changes: Any) -> "TrainState":
         """A state with these attributes changed."""
         return dataclasses.replace(self, **changes)
+
+
+@runtime_checkable
+class _Optimizer(Protocol):
+    """What the first state needs of an Optax transformation."""
+
+    @property
+    def init(self) -> Callable[[Any], Any]: ...
+
+
+@runtime_checkable
+class _Balancer(Protocol):
+    """A balancer, which is passed where its state belongs."""
+
+    def initialize(self) -> Any: ...
 
 
 # Trees with more leaves are summarized, so that the repr of a large model stays short.
@@ -102,11 +118,11 @@ def initialize_train_state(
         TypeError: a key is not one typed key, or only one of the two optional keys is given.
         ValueError: the keys are of different implementations.
     """
-    if not hasattr(optimizer, "init"):
+    if not isinstance(optimizer, _Optimizer):
         raise TypeError(
             f"optimizer must offer init(params), got {formatted(optimizer)}. Pass an Optax optimizer."
         )
-    if callable(getattr(balancer_state, "initialize", None)):
+    if isinstance(balancer_state, _Balancer):
         raise TypeError(
             f"balancer_state must be what a balancer keeps, got the balancer {formatted(balancer_state)}. "
             "Pass balancer.initialize()."

@@ -29,6 +29,7 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng.auditing.audit import AuditReport, audit
+from phijax_rng.sampling.adapters import adapt_source
 
 MakeRun = Callable[[str], Callable[[int], Any]]
 """`make_run(directory)` gives a run that keeps its checkpoints there; `run(until)` trains to a step."""
@@ -101,16 +102,17 @@ def assert_step_addressable(source: Callable[[Any], Any], steps: Iterable[int] =
     chosen = tuple(steps)
     if len(set(chosen)) < 2:
         raise ValueError(f"steps must be at least two different ones, got {chosen!r}. Pass two or more.")
+    adapted = adapt_source(source)
     first = {step: _on_host(source(step)) for step in chosen}
     for step in reversed(chosen):
         _require_equal(_on_host(source(step)), first[step], f"step {step} again, after later ones")
     for step in chosen:
         _require_equal(_on_host(source(np.int32(step))), first[step], f"step {step} as np.int32")
-    if getattr(source, "traceable", False):
+    if adapted.traceable:
         traced = jax.jit(functools.partial(source))
         for step in chosen:
             _require_equal(_on_host(traced(step)), first[step], f"step {step} inside jax.jit")
-    if getattr(source, "fixed", False):
+    if adapted.fixed:
         return
     for one, other in itertools.combinations(chosen, 2):
         if first_difference(first[one], first[other]) is None:

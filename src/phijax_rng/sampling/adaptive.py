@@ -31,6 +31,7 @@ from phijax_rng._base.plain_data import described, kind_of
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import contents
+from phijax_rng.sampling.protocols import Sampler
 from phijax_rng.sampling.rows import take
 
 # Densities are kept as whole numbers with this sum, up to rounding: their cumulative sums are then
@@ -331,7 +332,7 @@ def _weighted(density: jax.Array) -> dict[str, jax.Array]:
 
 def _check_options(sampler: Any) -> None:
     """Checks the options that both samplers have, and fills in what was left out."""
-    if not callable(getattr(sampler.domain, "sample", None)):
+    if not isinstance(sampler.domain, Sampler):
         raise TypeError(
             f"domain must offer sample(key, size), got {formatted(sampler.domain)}. "
             "Pass for example a geometry."

@@ -15,7 +15,7 @@ The chooser draws what the resident sampler would draw, so batches do not depend
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -39,6 +39,15 @@ RowSampler: TypeAlias = RandomRowSampler | ShuffledRowSampler | WeightedRowSampl
 
 # A contract reads this many elements of a dataset: enough to notice another one, in a moment.
 _ELEMENTS_OF_CONTRACT = 64
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Elements by number, as `DatasetSampler` takes them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 @pytrees.record(data=("sampler",))
@@ -89,7 +98,7 @@ class _FetchedRows:
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many rows."""
-        if hasattr(self.sampler, "check_size"):
+        if not isinstance(self.sampler, ShuffledRowSampler):  # an epoch ends within any batch
             self.sampler.check_size(size, name)
 
     def sample(self: Any, key: KeyScalar, size: BatchSize) -> Rows:
@@ -237,10 +246,9 @@ def row_sampler(
 def is_dataset(value: object) -> bool:
     """Whether `value` offers elements by number, and is neither text nor a mapping."""
     return (
-        hasattr(value, "__len__")
-        and hasattr(value, "__getitem__")
+        isinstance(value, Dataset)
         and not isinstance(value, (str, bytes, Mapping))
-        and getattr(value, "shape", None) != ()
+        and getattr(value, "shape", None) != ()  # an array without axes has __len__, and raises
     )
 
 

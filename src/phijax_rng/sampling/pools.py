@@ -11,7 +11,7 @@ This module knows NumPy only; the sampler puts the rows on a device.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -69,12 +69,19 @@ class HostPool:
         return f"HostPool({shown})"
 
 
+@runtime_checkable
+class _HasFields(Protocol):
+    """A `HostPool`, or what offers its fields alike."""
+
+    def fields(self) -> Mapping[str, Any]: ...
+
+
 def as_fields(fields: Any) -> dict[str, Any]:
     """The checked fields of a pool, or of a mapping from field name to array.
 
     Arrays on a device stay there; the others are stored as by `HostPool`.
     """
-    if callable(getattr(fields, "fields", None)):
+    if isinstance(fields, _HasFields):
         fields = fields.fields()
     validation.mapping(fields, "fields")
     checked = {name: _checked(value, f"fields[{name!r}]") for name, value in fields.items()}
@@ -117,7 +124,8 @@ def _copied(value: object, name: str) -> np.ndarray[Any, Any]:
 
 
 def _check_array(value: Any, name: str) -> Any:
-    if getattr(value.dtype, "kind", "O") not in "biufcV" or getattr(value.dtype, "names", None):
+    dtype = value.dtype
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcV" or dtype.names:
         raise TypeError(
             f"{name} must hold numbers, got dtype {value.dtype}. Convert the rows to one numeric dtype."
         )

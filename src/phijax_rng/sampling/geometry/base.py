@@ -86,6 +86,12 @@ def contents(geometry: Any) -> dict[str, Any]:
     return dict(geometry.contents()) if callable(getattr(geometry, "contents", None)) else {}
 
 
+def num_dimensions(geometry: Geometry) -> int | None:
+    """The dimension of what `measure` measures; `None` where the geometry does not say."""
+    # Not a check by isinstance: a geometry around another has the member only if the other has it.
+    return getattr(geometry, "num_dimensions", None)
+
+
 def _numbers(value: object) -> Any:
     """Arrays and parts of a geometry as the contract stores them."""
     if isinstance(value, Geometry):

@@ -26,7 +26,7 @@ from phijax_rng._base import exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
 from phijax_rng._base.validation import formatted
-from phijax_rng.sampling.geometry.base import Geometry, GeometrySampler, checked, contents
+from phijax_rng.sampling.geometry.base import Geometry, GeometrySampler, checked, contents, num_dimensions
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -80,7 +80,7 @@ class Union(GeometrySampler):
     @property
     def num_dimensions(self) -> int | None:
         """Of what the parts measure; `None` where they do not say, or differ."""
-        found = {getattr(part, "num_dimensions", None) for part in self.parts}
+        found = {num_dimensions(part) for part in self.parts}
         return found.pop() if len(found) == 1 else None
 
     @property
@@ -250,7 +250,7 @@ def _require_alike(parts: tuple[Geometry, ...]) -> None:
 
 
 def _measures(parts: tuple[Any, ...]) -> list[float]:
-    dimensions = [getattr(part, "num_dimensions", None) for part in parts]
+    dimensions = [num_dimensions(part) for part in parts]
     if None in dimensions or len(set(dimensions)) != 1:
         raise ValueError(
             f"weights=None weighs parts by their measure, and the parts have dimensions {dimensions!r}. "
