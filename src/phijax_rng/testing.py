@@ -20,7 +20,7 @@ import itertools
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def assert_step_addressable(source: Callable[[Any], Any], steps: Iterable[int] =
             )
 
 
-def assert_vmap_exact(fn: Callable[[Any], Any], keys: Any, *, max_ulp: int = 4) -> None:
+def assert_vmap_exact(fn: Callable[[Any], Any], keys: jax.Array, *, max_ulp: int = 4) -> None:
     """`jax.vmap(fn)(keys)` draws row by row what `fn` draws from each key alone.
 
     Integers, booleans and keys are compared bit by bit; floats may differ by `max_ulp` units in
@@ -145,7 +145,7 @@ def assert_vmap_exact(fn: Callable[[Any], Any], keys: Any, *, max_ulp: int = 4) 
             raise AssertionError(f"row {index} of vmap, against the same key alone: {difference}")
 
 
-def assert_rows_differ(x: Any) -> None:
+def assert_rows_differ(x: object) -> None:
     """No two rows (along the first axis, in every leaf together) have the same bits.
 
     Raises:
@@ -166,7 +166,7 @@ def assert_rows_differ(x: Any) -> None:
 
 
 def assert_no_key_reuse(
-    fn: Callable[..., Any], *args: Any, names: Any = None, allow: Iterable[str] = ()
+    fn: Callable[..., Any], *args: Any, names: Mapping[str, Any] | None = None, allow: Iterable[str] = ()
 ) -> AuditReport:
     """The audit of `fn(*args)` is clean: no fault, and nothing that could not be seen.
 
@@ -206,7 +206,7 @@ def assert_global_rng_untouched() -> Iterator[None]:
             )
 
 
-def first_difference(actual: Any, expected: Any, *, max_ulp: int = 0) -> str | None:
+def first_difference(actual: object, expected: object, *, max_ulp: int = 0) -> str | None:
     """A sentence on the first leaf that differs between two pytrees, or `None`.
 
     Typed keys are compared by implementation and bits, arrays by dtype, shape and bits (NaN payloads and the
@@ -222,8 +222,8 @@ def first_difference(actual: Any, expected: Any, *, max_ulp: int = 0) -> str | N
     return None
 
 
-def _leaf_difference(one: Any, other: Any, max_ulp: int) -> str | None:
-    one, other = _on_host(one), _on_host(other)
+def _leaf_difference(actual: object, expected: object, max_ulp: int) -> str | None:
+    one, other = _on_host(actual), _on_host(expected)
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         same = type(one) is type(other) and bool(_comparable(one) == _comparable(other))
         return None if same else f"{one!r} here, {other!r} there"
@@ -241,15 +241,15 @@ def _leaf_difference(one: Any, other: Any, max_ulp: int) -> str | None:
     )
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: object) -> object:
     # `==` knows no sign of zero, and no NaN equals itself.
     return np.asarray(value).tobytes() if isinstance(value, (float, complex)) else value
 
 
-def _on_host(tree: Any) -> Any:
+def _on_host(tree: object) -> Any:
     """The same tree with NumPy arrays, keys as records of their uint32 words."""
 
-    def leaf(value: Any) -> Any:
+    def leaf(value: object) -> object:
         if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = np.asarray(jax.random.key_data(value))
             kind = np.dtype([(str(jax.random.key_impl(value)), data.dtype, data.shape[-1:])])
@@ -259,7 +259,7 @@ def _on_host(tree: Any) -> Any:
     return jax.tree.map(leaf, tree)
 
 
-def _bits(array: Any) -> np.ndarray[Any, Any]:
+def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """One opaque item for each element, equal where all bits are."""
     size = array.dtype.itemsize
     kind = f"u{size}" if size in (1, 2, 4, 8) else f"V{size}"
@@ -277,7 +277,7 @@ def _ulps(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[
     return np.asarray(np.abs(sides[0] - sides[1]))
 
 
-def _require_equal(actual: Any, expected: Any, what: str) -> None:
+def _require_equal(actual: object, expected: object, what: str) -> None:
     __tracebackhide__ = True
     difference = first_difference(actual, expected)
     if difference is not None:
@@ -292,22 +292,21 @@ def _require_files(folder: Path, cut: int) -> None:
         )
 
 
-def _require_moving(states: Any, stops: tuple[int, ...]) -> None:
+def _require_moving(states: Mapping[int, object], stops: tuple[int, ...]) -> None:
     early, late = stops[0], stops[-1]
     if first_difference(states[early], states[late]) is None:
         raise AssertionError(
-            f"run({early}) and run({late}) returned the same, {_brief(states[late])}. "
+            f"run({early}) and run({late}) returned the same, {validation.formatted(states[late])}. "
             "Return everything that training changes from run."
         )
 
 
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _require_resumes(
-    make_run: MakeRun, root: Path, folders: Any, states: Any, stops: tuple[int, ...]
+    make_run: MakeRun,
+    root: Path,
+    folders: Mapping[int, Path],
+    states: Mapping[int, object],
+    stops: tuple[int, ...],
 ) -> None:
     """A job that finds the checkpoint of the last cut must not train to an earlier one again."""
     early, late = stops[0], stops[-1]
@@ -324,7 +323,13 @@ def _require_resumes(
 
 
 def _require_distinguished(
-    make_run: MakeRun, root: Path, folders: Any, stops: tuple[int, ...], *, steps: int, whole: Any
+    make_run: MakeRun,
+    root: Path,
+    folders: Mapping[int, Path],
+    stops: tuple[int, ...],
+    *,
+    steps: int,
+    whole: object,
 ) -> None:
     """The control: as many updates as the right resume makes, from the cut before, give another state."""
     early, late = stops[0], stops[-1]
@@ -362,7 +367,7 @@ def _listed(stops: tuple[int, ...]) -> str:
     return " and ".join(map(str, stops))
 
 
-def _shapes(x: Any) -> str:
+def _shapes(x: object) -> str:
     return ", ".join(str(np.shape(leaf)) for leaf in jax.tree.leaves(x)) or "nothing"
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from phijax_rng import keys
 from phijax_rng._base.digests import digest_fields
 from phijax_rng._base.plain_data import described, plain
+from phijax_rng._base.types import KeyScalar
 from phijax_rng.checkpoints.document import SCHEMA
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 
@@ -91,8 +92,8 @@ class Difference:
     """
 
     setting: str
-    saved: Any
-    current: Any
+    saved: object
+    current: object
     survives: str
 
     def __str__(self) -> str:
@@ -102,10 +103,10 @@ class Difference:
 
 def build(
     *,
-    root: Any,
-    sampling_key: Any,
-    balancer_key: Any,
-    source: Any,
+    root: KeyScalar | None,
+    sampling_key: KeyScalar,
+    balancer_key: KeyScalar,
+    source: object,
     training: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -144,13 +145,13 @@ def _own_key(source: AdaptedSource) -> dict[str, str]:
 _SCHEDULE = ("update_every_n_steps", "update_start_step", "diagnostic_batch_sizes")
 
 
-def describe_part(part: Any) -> dict[str, Any]:
+def describe_part(part: object) -> dict[str, Any]:
     """Plain data of a source, sampler or balancer: its own `describe()`, else its class and settings."""
     schedule = {name: plain(getattr(part, name)) for name in _SCHEDULE if hasattr(part, name)}
     return {**schedule, **described(part, settings=True)}
 
 
-def digest_contents(source: Any) -> dict[str, str]:
+def digest_contents(source: object) -> dict[str, str]:
     """The digest of the pool of each sampler; empty for a source without `contents`."""
     return {name: digest_fields(fields) for name, fields in adapt_source(source).contents().items()}
 
@@ -215,7 +216,7 @@ _FORMER_KINDS = {
 }
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths and leaves; of a list of named entries also their order."""
     if isinstance(value, Mapping):
         for name, entry in value.items():
@@ -225,11 +226,11 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for entry in value:
             yield from _flat({k: v for k, v in entry.items() if k != "name"}, f"{path}.{entry['name']}")
     else:
-        if path.endswith(".kind"):
+        if isinstance(value, str) and path.endswith(".kind"):
             value = _FORMER_KINDS.get(value, value)
         yield path, list(value) if isinstance(value, tuple) else value
 
 
-def _formatted(value: Any) -> str:
+def _formatted(value: object) -> str:
     text = value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= 64 else f"{text[:61]}..."

@@ -56,7 +56,8 @@ class Resume:
         validation.flag(self.weights_only, "weights_only")
         if self.ckpt_path is not None and not isinstance(self.ckpt_path, (str, os.PathLike)):
             raise TypeError(
-                f"ckpt_path must be a path or 'last', got {self.ckpt_path!r}. Pass the root of a run."
+                f"ckpt_path must be a path or 'last', got {validation.formatted(self.ckpt_path)}. "
+                "Pass the root of a run."
             )
 
 

@@ -5,7 +5,7 @@ called for each step, the runtime key advances, the update is made, by the same 
 keys. Every key has the name that the documentation gives it: `root.sampling.step[3].pde`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -82,12 +82,12 @@ class _RecordedSource:
     A call for another step than the current one is recorded like any other draw of the user's code.
     """
 
-    def __init__(self, source: Any, session: Session):
+    def __init__(self, source: Callable[..., Any], session: Session):
         self.step = 0
         self._source = source
         self._session = session
 
-    def __call__(self, step: Step, *states: Any) -> Any:
+    def __call__(self, step: Step, *states: Mapping[str, Any]) -> Any:
         if isinstance(step, jax.core.Tracer) or int(step) != self.step:
             return self._source(step, *states)
         with self._session.asked(f"the batch of step {self.step}"):

@@ -8,11 +8,10 @@ program is compiled once.
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
@@ -22,6 +21,12 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
 from phijax_rng.training.module import LossModule
+
+Inputs: TypeAlias = Any
+"""An array `(rows, ...)`, or a pytree of arrays with one number of rows."""
+
+Outputs: TypeAlias = Any
+"""What `module.predict` returns: an array, or a pytree of arrays, with one row for each row of inputs."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -61,8 +66,10 @@ class FitResult:
         )
 
 
-def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModule, Any]:
-    """The module and its trained state.
+def trained_model(
+    trained: object, module: LossModule | None, step: int | None
+) -> tuple[Callable[..., Outputs], ModelState]:
+    """The `predict` of the module, and the trained state.
 
     Raises:
         TypeError: neither a result nor checkpoints, or checkpoints without a module.
@@ -72,21 +79,45 @@ def trained_model(trained: Any, module: Any, step: int | None) -> tuple[LossModu
     if isinstance(trained, FitResult):
         if step is not None:
             raise ValueError(f"step={step!r} names a checkpoint, and trained is a result. Drop the step.")
-        return _with_predict(trained.module if module is None else module), trained.state.model_state
+        return adapt_predict(trained.module if module is None else module), trained.state.model_state
     if isinstance(trained, (str, os.PathLike)):
         trained = Checkpoints(trained)
     if not isinstance(trained, Checkpoints):
-        raise TypeError(f"trained must be a FitResult, a Checkpoints or a path, got {trained!r}. Pass one.")
+        raise TypeError(
+            f"trained must be a FitResult, a Checkpoints or a path, got "
+            f"{validation.formatted(trained)}. Pass one."
+        )
     if module is None:
         raise TypeError("a checkpoint holds arrays and no functions. Pass module=... too.")
-    return (module := _with_predict(module)), _restored(trained, module, step)
+    return adapt_predict(module), _restored(trained, module, step)
 
 
-def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, device: Any) -> Any:
-    """The outputs of `module.predict` for every row, as NumPy arrays.
+def adapt_predict(module: object) -> Callable[..., Outputs]:
+    """The `predict` of a module; one that was trained with a custom train step may be any object.
+
+    Raises:
+        ValueError: it has none.
+    """
+    function = getattr(module, "predict", None)
+    if not callable(function):
+        raise ValueError(
+            f"module must have a predict function, got {validation.formatted(module)}. "
+            "Pass LossModule(..., predict=...)."
+        )
+    return function
+
+
+def predict(
+    function: Callable[..., Outputs],
+    model_state: ModelState,
+    inputs: Inputs,
+    batch_size: int,
+    device: jax.Device,
+) -> Outputs:
+    """The outputs of a `predict` function for every row, as NumPy arrays.
 
     Args:
-        module: with a `predict(model_state, inputs) -> outputs` whose outputs have one row for each input.
+        function: `(model_state, inputs) -> outputs`, with one row of outputs for each row of inputs.
         model_state: as it was trained.
         inputs: a pytree of arrays with one number of rows.
         batch_size: rows of each call.
@@ -101,7 +132,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     count = _num_rows(inputs)
     # Local first: of a state that is split over processes each has a part alone.
     model_state = jax.device_put(processes.to_local(model_state), device)
-    run = _compiled(module.predict)
+    run = _compiled(function)
     batches: list[Any] = []
     for start in range(0, max(count, 1), size):
         rows = jax.device_put(_rows(inputs, start, size), device)
@@ -111,7 +142,7 @@ def predict(module: LossModule, model_state: Any, inputs: Any, batch_size: int, 
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *batches)
 
 
-def _compiled(fn: Any) -> Any:
+def _compiled(fn: Callable[..., Outputs]) -> Callable[..., Outputs]:
     """`fn` compiled; a hashable one is compiled once in a process."""
     try:
         hash(fn)
@@ -121,7 +152,7 @@ def _compiled(fn: Any) -> Any:
     return functools.partial(_run, fn)
 
 
-def _require_rows(outputs: Any, size: int) -> None:
+def _require_rows(outputs: Outputs, size: int) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
         if np.shape(leaf)[:1] != (size,):
             raise ValueError(
@@ -132,16 +163,16 @@ def _require_rows(outputs: Any, size: int) -> None:
 
 def _summary(tree: ModelState, most: int = 4) -> str:
     """`3 arrays: float32[2, 16], float32[16], float32[]`; of a long tree the first few."""
-    shapes = [f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree)]
+    shapes = [validation.formatted(leaf) for leaf in jax.tree.leaves(tree)]
     return f"{len(shapes)} arrays: {', '.join(shapes[:most])}{', ...' if len(shapes) > most else ''}"
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(fn: Any, model_state: Any, inputs: Any) -> Any:
+def _run(fn: Callable[..., Outputs], model_state: ModelState, inputs: Inputs) -> Outputs:
     return fn(model_state, inputs)
 
 
-def _num_rows(inputs: Any) -> int:
+def _num_rows(inputs: Inputs) -> int:
     shapes = [leaf.shape for leaf in jax.tree.leaves(inputs)]
     counts = {shape[0] if shape else None for shape in shapes}
     if len(counts) != 1 or None in counts:
@@ -152,7 +183,7 @@ def _num_rows(inputs: Any) -> int:
     return int(counts.pop())  # type: ignore[arg-type]
 
 
-def _rows(inputs: Any, start: int, size: int) -> Any:
+def _rows(inputs: Inputs, start: int, size: int) -> Inputs:
     """`size` rows from `start` on, padded with copies of the last."""
 
     def pick(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -165,15 +196,7 @@ def _rows(inputs: Any, start: int, size: int) -> Any:
     return jax.tree.map(pick, inputs)
 
 
-def _with_predict(module: Any) -> LossModule:
-    if getattr(module, "predict", None) is None:
-        raise ValueError(
-            f"module must have a predict function, got {module!r}. Pass LossModule(..., predict=...)."
-        )
-    return module
-
-
-def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) -> Any:
+def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) -> ModelState:
     """The model state of a checkpoint."""
     # The shapes are those of a fresh model, which `eval_shape` does not compute. The other fields are never
     # read: `weights_only` compares the leaves of the model alone.

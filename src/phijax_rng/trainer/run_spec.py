@@ -6,12 +6,12 @@ RunSpec(module, train_step, source, initial=state, ...)                         
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng._base.types import KeyScalar, Seed
+from phijax_rng._base.types import KeyScalar, Seed, Step
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
 from phijax_rng.resume import contract, run_contract
@@ -67,7 +67,7 @@ class RunSpec:
     optimizer: Optimizer | None = None
     train_step: TrainStep | None = None
     datamodule: DataModule | None = None
-    source: Any = None
+    source: Callable[[Step], Any] | Iterable[Any] | None = None
     balancer: LossBalancer | None = None
     on_nonfinite: str = "raise"
     microbatches: int = 1
@@ -79,14 +79,15 @@ class RunSpec:
             _require_one("datamodule", self.datamodule, "source", self.source)
             if not isinstance(self.initial, TrainState):
                 raise TypeError(
-                    f"state must be a TrainState, got a {type(self.initial).__qualname__}. "
+                    f"state must be a TrainState, got {validation.formatted(self.initial)}. "
                     "Use initialize_train_state."
                 )
         if self.train_step is None:
             _require_module(self.module, self.balancer)
             if not isinstance(self.optimizer, Optimizer):
                 raise TypeError(
-                    f"optimizer must offer init and update, got {self.optimizer!r}. Pass an Optax optimizer."
+                    f"optimizer must offer init and update, got {validation.formatted(self.optimizer)}. "
+                    "Pass an Optax optimizer."
                 )
         else:
             self._check_train_step()
@@ -98,7 +99,8 @@ class RunSpec:
         self._check_mask()
         if self.source is None and not isinstance(self.datamodule, DataModule):
             raise TypeError(
-                f"datamodule must offer train_batch_source(batch_keys, key), got {self.datamodule!r}. "
+                f"datamodule must offer train_batch_source(batch_keys, key), got "
+                f"{validation.formatted(self.datamodule)}. "
                 "Use PoolDataModule."
             )
 
@@ -109,7 +111,7 @@ class RunSpec:
         elif self.balancer is not None:
             raise ValueError(
                 "train_step combines the losses itself, and the balancer has nothing to update, got "
-                f"{self.balancer!r}. Drop the balancer, or pass an optimizer."
+                f"{validation.formatted(self.balancer)}. Drop the balancer, or pass an optimizer."
             )
         if self.microbatches != 1:
             raise ValueError(
@@ -260,7 +262,10 @@ def _require_one(name: str, value: object, other_name: str, other: object) -> No
 def _require_module(module: object, balancer: LossBalancer | None, *, combines: bool = True) -> None:
     """Raises unless there is a module, and a balancer or none that suits it."""
     if not isinstance(module, LossModule):
-        raise TypeError(f"module must be a LossModule, got {module!r}. Build one from init and losses.")
+        raise TypeError(
+            f"module must be a LossModule, got {validation.formatted(module)}. "
+            "Build one from init and losses."
+        )
     if balancer is not None:
         adapt_balancer(balancer).require_consistent(module.loss_names, alone=combines)
 

@@ -13,13 +13,16 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import jax
+from jax.sharding import Mesh
 
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.types import Seed
+from phijax_rng._base.types import Seed, Step
 from phijax_rng.auditing.audit import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, adapt_callbacks
@@ -78,7 +81,7 @@ class Trainer:
     on_nonfinite: str = "raise"
     on_sigterm: str = "exit"
     chunk_size: int | None = None
-    devices: Any = 1
+    devices: int | str | jax.Device | Sequence[jax.Device] | Mesh = 1
     shardings: Callable[[TrainState], Any] | None = None
     uneven: str = "refuse"
     microbatches: int = 1
@@ -103,7 +106,7 @@ class Trainer:
             )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(
-                f"checkpoints must be a Checkpoints or None, got {self.checkpoints!r}. "
+                f"checkpoints must be a Checkpoints or None, got {validation.formatted(self.checkpoints)}. "
                 "Pass Checkpoints(directory)."
             )
 
@@ -156,7 +159,7 @@ class Trainer:
         optimizer: Optimizer | None = None,
         train_step: TrainStep | None = None,
         datamodule: DataModule | None = None,
-        source: Any = None,
+        source: Callable[[Step], Any] | Iterable[Any] | None = None,
         balancer: LossBalancer | None = None,
         resume: bool | str = False,
         ckpt_path: str | os.PathLike[str] | None = None,
@@ -190,8 +193,8 @@ class Trainer:
 
     def predict(
         self,
-        trained: Any,
-        inputs: Any,
+        trained: FitResult | Checkpoints | str | os.PathLike[str],
+        inputs: predict.Inputs,
         *,
         module: LossModule | None = None,
         step: int | None = None,
@@ -212,8 +215,8 @@ class Trainer:
         Raises:
             FileNotFoundError: there is no such checkpoint.
         """
-        module, model_state = predict.trained_model(trained, module, step)
-        return predict.predict(module, model_state, inputs, batch_size, resolve(self.devices).home)
+        function, model_state = predict.trained_model(trained, module, step)
+        return predict.predict(function, model_state, inputs, batch_size, resolve(self.devices).home)
 
     def audit(
         self,
