@@ -9,6 +9,8 @@ import pytest
 
 from tests._subprocess import ROOT, child_environment
 
+pytestmark = pytest.mark.full  # a faked change of the same settings is in tests/test_changes.py
+
 RUN = """
 import sys, warnings
 from phijax_rng import Checkpoints, Trainer
@@ -57,7 +59,6 @@ def _some_cores():
     return cores[:2], cores[:1]
 
 
-@pytest.mark.full
 def test_another_instruction_set_is_named_and_goes_on(tmp_path):
     assert run(tmp_path, 4) == "silent\n[]\n"
     told = run(tmp_path, 6, env={"XLA_FLAGS": "--xla_cpu_max_isa=AVX"})
