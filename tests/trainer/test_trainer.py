@@ -891,7 +891,10 @@ def test_arguments_of_fit_are_refused_before_anything_is_traced(change, error, m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"state": {}}, "state must be a TrainState, got a dict. Use initialize_train_state."),
+        (
+            {"state": {"w": np.zeros(3)}},
+            "state must be a TrainState, got {'w': float64[3]}. Use initialize_train_state.",
+        ),
         ({"optimizer": None}, "pass one of optimizer and train_step, got neither."),
         ({"train_step": _plan}, "pass one of optimizer and train_step, got both."),
         ({"source": HEAT.source()}, "pass one of datamodule and source, got both."),
