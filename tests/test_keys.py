@@ -152,14 +152,14 @@ def test_no_process_setting_moves_a_key(setting):
         "philox2x32",
     ],
 )
-def test_what_is_no_seed_is_refused_with_how_to_mend_it(seed, error, message):
+def test_what_is_no_seed_is_rejected_with_a_fix(seed, error, message):
     for make in (keys.root_key, keys.split_root):
         with pytest.raises(error) as caught:
             make(seed)
         assert str(caught.value) == message
 
 
-def test_a_traced_seed_is_refused():
+def test_a_traced_seed_is_rejected():
     with pytest.raises(TypeError) as caught:
         jax.jit(keys.root_key)(5)
     assert str(caught.value) == (
@@ -191,7 +191,7 @@ def test_a_legacy_key_is_wrapped_and_said_so(place, caplog):
     ]
 
 
-def test_a_seed_and_a_typed_key_are_taken_without_a_word(caplog):
+def test_a_seed_and_a_typed_key_are_taken_without_a_log_line(caplog):
     with caplog.at_level(logging.DEBUG, logger="phijax_rng"):
         keys.root_key(42), keys.root_key(jax.random.key(42))
     assert caplog.messages == []
@@ -258,7 +258,7 @@ def test_the_keys_of_steps_are_the_same_scanned_and_mapped():
         (np.int64(2**32 + 5), ValueError, "step must be in [0, 2**31), got 4294967301."),
     ],
 )
-def test_what_jax_would_fold_in_without_a_word_is_refused(step, error, message):
+def test_what_jax_would_truncate_silently_is_rejected(step, error, message):
     with pytest.raises(error) as caught:
         keys.step_key(keys.root_key(0), step)
     assert str(caught.value) == f"{message} A step counts completed optimizer updates."
@@ -308,7 +308,7 @@ def test_coordinates_are_folded_in_one_after_the_other(implementation):
     ],
     ids=["none", "float", "too large", "negative"],
 )
-def test_a_coordinate_out_of_range_is_refused_by_its_place(coordinates, error, message):
+def test_a_coordinate_out_of_range_is_rejected_by_its_place(coordinates, error, message):
     with pytest.raises(error) as caught:
         keys.fold_in(keys.root_key(0), *coordinates)
     assert str(caught.value) == message
@@ -377,7 +377,7 @@ def test_a_stream_is_the_same_inside_jit():
     ],
     ids=["none", "empty", "number"],
 )
-def test_a_stream_without_a_name_is_refused(names, message):
+def test_a_stream_without_a_name_is_rejected(names, message):
     with pytest.raises(TypeError) as caught:
         keys.stream(keys.root_key(0), *names)
     assert str(caught.value) == message
@@ -497,7 +497,7 @@ BATCH = jax.random.split(jax.random.key(0), 3)
     ],
     ids=["no function", "no keys", "one key", "another axis", "keys not mapped", "too many axes"],
 )
-def test_what_cannot_be_mapped_exactly_is_refused(call, error, message):
+def test_what_cannot_be_mapped_exactly_is_rejected(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
@@ -539,7 +539,7 @@ def test_a_traced_key_has_no_fingerprint():
         "threefry2x32:0-1-2",
     ],
 )
-def test_what_is_no_fingerprint_is_refused(text):
+def test_what_is_no_fingerprint_is_rejected(text):
     with pytest.raises(ValueError) as caught:
         keys.from_fingerprint(text)
     assert str(caught.value) == (
@@ -605,7 +605,7 @@ def test_the_global_generators_of_python_and_numpy_are_neither_read_nor_written(
     )
 
 
-def test_a_stream_name_that_utf8_cannot_encode_is_refused():
+def test_a_stream_name_that_utf8_cannot_encode_is_rejected():
     message = "names[0] must be text that UTF-8 can encode, got '\\ud800'. Leave out lone surrogates."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         keys.stream(keys.root_key(0), "\ud800")

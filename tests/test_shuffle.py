@@ -254,7 +254,7 @@ def test_sharded_indices_shuffle_to_the_same_bits_without_communication():
         (0, True, TypeError, "n must be a whole number, got True. Pass an int or a NumPy integer."),
     ],
 )
-def test_what_no_shuffle_has_is_refused(function, index, n, error, message):
+def test_what_no_shuffle_has_is_rejected(function, index, n, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         function(KEY, index, n)
 

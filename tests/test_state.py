@@ -20,7 +20,7 @@ def initialized(*args, **options):
     return initialize_train_state(MODEL, optax.adam(0.1), {}, *args, **options)
 
 
-def test_a_fresh_state_stands_at_step_zero_with_everything_it_was_given():
+def test_a_new_state_is_at_step_zero_with_all_arguments():
     balancer_state = {"weights": jnp.ones(2)}
     state = initialize_train_state(MODEL, optax.adam(0.1), balancer_state, STREAMS)
     assert_trees_bitwise_equal(state.step, np.int32(0))
@@ -145,13 +145,13 @@ RBG = jax.random.key(0, impl="rbg")
         "streams of two implementations",
     ],
 )
-def test_keys_that_do_not_make_a_state_are_refused(args, options, error, message):
+def test_keys_that_do_not_make_a_state_are_rejected(args, options, error, message):
     with pytest.raises(error) as caught:
         initialized(*args, **options)
     assert str(caught.value) == message
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_what_is_no_optimizer_is_rejected():
     with pytest.raises(TypeError) as caught:
         initialize_train_state(MODEL, 0.1, {}, STREAMS)
     assert str(caught.value) == ("optimizer must offer init(params), got 0.1. Pass an Optax optimizer.")

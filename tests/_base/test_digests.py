@@ -49,12 +49,12 @@ def test_a_digest_sees(change):
     assert digest({**BASE, **change}) != digest(BASE)
 
 
-def test_a_digest_tells_one_nan_from_another():
+def test_two_nans_with_other_bits_have_other_digests():
     assert digest({"x": nan(1)}) != digest({"x": nan(2)})
     assert digest({"x": nan(1)}) == digest({"x": nan(1)})
 
 
-def test_a_digest_tells_two_names_and_two_implementations_apart():
+def test_other_names_and_other_implementations_have_other_digests():
     assert digest({"x": 1}) != digest({"y": 1})
     words = np.array([1, 2], np.uint32)
     threefry, philox = (jax.random.wrap_key_data(words, impl=i) for i in ("threefry2x32", "philox4x32"))
@@ -85,7 +85,7 @@ def test_blocks_do_not_hide_a_change(monkeypatch):
     assert digest(rows) != digest(changed)
 
 
-def test_a_large_pool_is_sampled_and_says_so(monkeypatch):
+def test_a_large_pool_is_sampled_and_its_digest_has_the_prefix(monkeypatch):
     rows = {"inputs": np.arange(20_000, dtype=np.float32).reshape(-1, 2)}
     assert digest_fields(rows).startswith("sha256:")
     monkeypatch.setattr(module, "SAMPLED_ABOVE_BYTES", 1000)

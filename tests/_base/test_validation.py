@@ -40,7 +40,7 @@ def test_whole_numbers_of_python_numpy_and_jax_become_a_python_int(value):
         (np.array([3]), "int64[1]"),
     ],
 )
-def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
+def test_what_is_not_a_whole_number_is_rejected_by_name(value, shown):
     assert not validation.is_whole(value)
     with pytest.raises(TypeError) as caught:
         validation.whole_number(value, "count", 10)
@@ -64,7 +64,7 @@ def test_what_is_not_a_whole_number_is_refused_by_name(value, shown):
         ),
     ],
 )
-def test_a_whole_number_out_of_range_is_refused_with_the_range(value, start, stop, message):
+def test_a_whole_number_out_of_range_is_rejected_with_the_range(value, start, stop, message):
     with pytest.raises(ValueError) as caught:
         validation.whole_number(value, "count", stop, start=start)
     assert str(caught.value) == message
@@ -89,7 +89,7 @@ def test_steps_up_to_the_last_int32_are_steps(step):
         (2**31, ValueError, "step must be in [0, 2**31), got 2147483648."),
     ],
 )
-def test_what_is_no_step_is_refused_with_what_a_step_is(step, error, message):
+def test_what_is_no_step_is_rejected_with_what_a_step_is(step, error, message):
     with pytest.raises(error) as caught:
         validation.step_number(step)
     assert str(caught.value) == f"{message} A step counts completed optimizer updates."
@@ -122,7 +122,7 @@ def test_sizes_are_positive_ints_or_the_word_all(size, held):
         (None, TypeError, "None"),
     ],
 )
-def test_what_is_no_size_is_refused_with_what_a_size_is(size, error, shown):
+def test_what_is_no_size_is_rejected_with_what_a_size_is(size, error, shown):
     with pytest.raises(error) as caught:
         validation.batch_size(size, "batch_sizes['pde']")
     assert str(caught.value) == (
@@ -131,7 +131,7 @@ def test_what_is_no_size_is_refused_with_what_a_size_is(size, error, shown):
     )
 
 
-def test_a_size_beyond_int32_is_refused():
+def test_a_size_beyond_int32_is_rejected():
     with pytest.raises(ValueError) as caught:
         validation.batch_size(2**31, "size")
     assert str(caught.value) == "size must be in [1, 2**31), got 2147483648. Pick a number inside the range."
@@ -149,7 +149,7 @@ def test_a_choice_is_taken_by_value_and_type():
         )
 
 
-def test_flags_are_bools_and_nothing_that_looks_like_one():
+def test_flags_are_bools_only():
     assert validation.flag(np.True_, "replace") is True
     for other in (1, 0, "yes", None):
         with pytest.raises(TypeError) as caught:
@@ -203,7 +203,7 @@ def test_names_become_a_tuple_in_their_order():
         "a repeated one",
     ],
 )
-def test_what_is_no_list_of_names_is_refused(values, error, message):
+def test_what_is_no_list_of_names_is_rejected(values, error, message):
     with pytest.raises(error) as caught:
         validation.names(values, "names")
     assert str(caught.value) == message
@@ -218,7 +218,7 @@ def test_what_is_no_list_of_names_is_refused(values, error, message):
     ],
     ids=["a list", "a number as key", "empty"],
 )
-def test_what_is_no_mapping_by_name_is_refused(value, error, message):
+def test_what_is_no_mapping_by_name_is_rejected(value, error, message):
     with pytest.raises(error) as caught:
         validation.mapping(value, "pools")
     assert str(caught.value) == message
@@ -229,14 +229,14 @@ def test_any_mapping_by_name_is_handed_back_as_it_is():
     assert validation.mapping(view, "pools") is view
 
 
-def test_what_cannot_be_called_is_refused():
+def test_what_cannot_be_called_is_rejected():
     assert validation.function(len, "losses") is len
     with pytest.raises(TypeError) as caught:
         validation.function(3, "losses")
     assert str(caught.value) == "losses must be callable, got 3. Pass a function."
 
 
-def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
+def test_lists_in_messages_are_quoted_and_an_empty_one_is_called_nothing():
     assert validation.shown(["a", "b"]) == "'a', 'b'"
     assert validation.shown({}) == "nothing"
 
@@ -251,7 +251,7 @@ def test_lists_in_messages_are_quoted_and_an_empty_one_says_nothing():
         ([1e39], (None,), ValueError, "center must be finite in float32, got [1e+39]. Pass finite numbers."),
     ],
 )
-def test_what_is_no_array_of_finite_numbers_is_refused(value, shape, error, message):
+def test_what_is_no_array_of_finite_numbers_is_rejected(value, shape, error, message):
     with pytest.raises(error) as caught:
         validation.finite_float32(value, "center", shape)
     assert str(caught.value) == message
@@ -307,7 +307,7 @@ def test_the_checks_do_without_jax():
         ),
     ],
 )
-def test_what_is_no_such_number_is_refused(check, value, error, message):
+def test_what_is_no_such_number_is_rejected(check, value, error, message):
     with pytest.raises(error) as caught:
         check(value, "eps")
     assert str(caught.value) == message
@@ -322,7 +322,7 @@ def test_numbers_come_back_as_floats():
     assert (validation.at_least_zero(0, "eps"), validation.above_zero(1, "eps")) == (0.0, 1.0)
 
 
-def test_a_function_with_other_parameters_is_refused():
+def test_a_function_with_other_parameters_is_rejected():
     def own(state, *, rate=0.5):
         return state
 
@@ -335,7 +335,7 @@ def test_a_function_with_other_parameters_is_refused():
     )
 
 
-def test_a_class_in_place_of_an_object_is_refused():
+def test_a_class_in_place_of_an_object_is_rejected():
     assert validation.instance(3, "balancer") == 3
     with pytest.raises(TypeError) as caught:
         validation.instance(int, "balancer")

@@ -145,7 +145,7 @@ def test_x64_moves_neither_state_nor_rows(sampler):
 
 
 @each
-def test_residuals_of_another_length_are_refused(sampler):
+def test_residuals_of_another_length_are_rejected(sampler):
     with pytest.raises(ValueError) as caught:
         sampler.refresh(KEY, sampler.init(KEY), lambda rows: jnp.float32(1))
     assert str(caught.value) == (
@@ -250,7 +250,7 @@ def test_candidates_keep_the_fields_of_their_domain():
     assert sorted(ResidualDistributionSampler(pool, 10).contents()) == ["inputs"]
 
 
-def test_a_domain_with_weights_of_its_own_is_refused():
+def test_a_domain_with_weights_of_its_own_is_rejected():
     domain = UniformDomainSampler([(0, 1)], {"weights": np.float32(3)})
     with pytest.raises(ValueError) as caught:
         ResidualDistributionSampler(domain, 10, num_candidates=8).init(KEY)
@@ -370,7 +370,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("build", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_options_that_make_no_sense_are_refused_in_words(build, error, message):
+def test_options_that_make_no_sense_are_rejected(build, error, message):
     with pytest.raises(error) as caught:
         build()
     assert str(caught.value) == message

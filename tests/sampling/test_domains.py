@@ -254,7 +254,7 @@ def test_templates_are_repeated_for_every_point_in_their_dtype():
     assert_trees_bitwise_equal(drawn["x"], np.ones((3, 2, 1), np.float32))
 
 
-def test_the_bounds_are_held_and_do_not_follow_their_array():
+def test_the_bounds_are_copied():
     bounds = np.array(BOX)
     sampler = UniformDomainSampler(bounds)
     bounds[:] = 7
@@ -378,7 +378,7 @@ DTYPE = "dtype of coordinates must be float32, or float64 with jax_enable_x64 on
         "size True",
     ],
 )
-def test_what_is_no_box_is_refused_with_a_reason(make, error, message):
+def test_what_is_no_box_is_rejected_with_a_reason(make, error, message):
     with pytest.raises(error) as caught:
         make()
     assert str(caught.value) == message
@@ -488,7 +488,7 @@ def test_the_pool_of_places_is_not_written():
     ],
     ids=["targets", "bounds", "no such time axis", "flat", "sort axis", "replace", "all", "too many"],
 )
-def test_what_is_no_space_time_is_refused_with_a_reason(make, error, message):
+def test_what_is_no_space_time_is_rejected_with_a_reason(make, error, message):
     with pytest.raises(error) as caught:
         make()
     assert str(caught.value) == message

@@ -65,7 +65,7 @@ def on_host(tree):
 @pytest.mark.parametrize(
     "options", mostly_full(OPTIONS, everyday=["weighted, distinct", "shuffled, in ascending order"])
 )
-def test_where_the_rows_lie_moves_no_batch(options):
+def test_batches_do_not_depend_on_where_the_rows_are_stored(options):
     resident, on_disk = source(True, **options), source(False, **options)
     assert (resident.traceable, on_disk.traceable) == (True, False)
     batches = [resident(step) for step in (0, 7, 8, 9)]
@@ -83,7 +83,7 @@ def test_diagnostics_are_drawn_from_the_host_too():
     assert_trees_bitwise_equal(*drawn, dict_order=False)
 
 
-def test_all_rows_lie_on_the_host_too():
+def test_the_size_all_takes_every_row_on_the_host_too():
     assert_trees_bitwise_equal(
         source(False, size="all")(3), on_host(source(True, size="all")(3)), dict_order=False
     )
@@ -137,13 +137,13 @@ def test_rows_on_disk_are_read_as_they_are_needed(tmp_path, store, options):
         assert [len(rows) <= 60 for rows in stored.read] == [True, True]
 
 
-def test_a_contiguous_hdf5_dataset_is_read_whole_since_it_does_not_say_that_it_lies_on_disk(tmp_path):
+def test_a_contiguous_hdf5_dataset_is_read_into_memory_since_it_has_no_chunks(tmp_path):
     array = rows_of()["inputs"].astype(np.float32)
     batch = source(False, HostPool(hdf5(tmp_path, array)))(3)
     assert_trees_bitwise_equal(batch, on_host(source(True, HostPool(array))(3)))
 
 
-def test_auto_keeps_on_the_device_what_fits_the_smallest_first(monkeypatch):
+def test_auto_places_on_the_device_what_fits_the_smallest_first(monkeypatch):
     pools = {
         name: {"inputs": np.zeros((rows, 1), np.float32)} for name, rows in (("a", 100), ("b", 10), ("c", 50))
     }
@@ -161,7 +161,7 @@ def test_auto_keeps_on_the_device_what_fits_the_smallest_first(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
-def test_where_rows_may_lie_is_one_of_three(value):
+def test_resident_is_one_of_three_values(value):
     message = f"resident must be one of True, False, 'auto', got {value!r}. Pick one of them."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         source(value)
@@ -324,13 +324,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_served_is_refused(make, error, message):
+def test_sizes_that_a_sampler_cannot_serve_are_rejected(make, error, message):
     with pytest.raises(error) as caught:
         make()
     assert str(caught.value) == message
 
 
-def test_another_dataset_is_told_from_the_first():
+def test_another_dataset_has_other_contents():
     one, same, other = (
         DatasetSampler([[float(i + shift)] for i in range(10)]).contents() for shift in (0, 0, 1)
     )

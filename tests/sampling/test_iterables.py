@@ -62,14 +62,14 @@ def test_a_run_on_an_iterable_is_the_run_on_its_batches_and_resumes(tmp_path, ma
     assert_trees_bitwise_equal(fit(make(), 90, tmp_path), whole)
 
 
-def test_a_resume_is_not_begun_anew(tmp_path):
+def test_a_resume_does_not_restart_the_iterable(tmp_path):
     fit(BATCHES, 20, tmp_path)
     restarted = [*BATCHES[:20], *BATCHES]  # what a loader that starts again would give
     with pytest.raises(RunChangedError, match="canary"):
         fit(restarted, 40, tmp_path)
 
 
-def test_a_resume_can_be_refused_instead(tmp_path):
+def test_a_resume_can_be_rejected_instead(tmp_path):
     fit(IterableSource(Loader(), on_resume="refuse"), 20, tmp_path)
     message = (
         "the source is an iterable that would have to skip 20 batches, and on_resume='refuse'. "
@@ -79,7 +79,7 @@ def test_a_resume_can_be_refused_instead(tmp_path):
         fit(IterableSource(Loader(), on_resume="refuse"), 40, tmp_path)
 
 
-def test_batches_may_be_asked_for_again_while_they_are_near():
+def test_recent_batches_can_be_drawn_again():
     loader = Loader()
     source = IterableSource(loader)
     for step in (0, 0, 1, 2, 3, 0, 64, 1):
@@ -87,7 +87,7 @@ def test_batches_may_be_asked_for_again_while_they_are_near():
     assert loader.begun == 1
 
 
-def test_what_lies_far_behind_is_read_again_from_the_first_batch(monkeypatch):
+def test_an_early_batch_is_read_again_from_the_first(monkeypatch):
     monkeypatch.setattr("phijax_rng.sampling.iterables._KEPT", 8)
     loader = Loader()
     source = IterableSource(loader)
@@ -105,7 +105,7 @@ def test_what_lies_far_behind_is_read_again_from_the_first_batch(monkeypatch):
         once(3)
 
 
-def test_large_batches_are_not_all_kept():
+def test_of_large_batches_only_a_few_are_retained():
     source = IterableSource([{"data": np.zeros(2**20, np.float32)}] * 100)
     for step in range(100):
         source(step)
@@ -113,7 +113,7 @@ def test_large_batches_are_not_all_kept():
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a list", "a generator"])
-def test_the_end_is_named_and_what_was_reached_is_kept(tmp_path, known):
+def test_the_end_of_an_iterable_is_named_and_saved_steps_stay(tmp_path, known):
     message = (
         "the source is an iterable that ended after 70 batches, before the batch of step 70. "
         "Train to max_steps=70, or pass a longer one."
@@ -139,7 +139,7 @@ def test_unnamed_batches_are_fed_too():
     assert [entry["fit"] for entry in fitted.history] == [0, 1, 2, 3, 4]
 
 
-def test_what_gives_no_batches_is_refused():
+def test_what_gives_no_batches_is_rejected():
     for value in (5, "text", np.float32(2), np.array(2)):
         message = (
             f"iterable must return batches one by one, got {validation.formatted(value)}. Pass an iterable."
@@ -152,7 +152,7 @@ def test_what_gives_no_batches_is_refused():
 
 
 @pytest.mark.parametrize("empty", [[], (), {}, np.zeros((0, 3))], ids=["list", "tuple", "dict", "array"])
-def test_an_iterable_without_a_batch_is_refused_before_it_is_read(empty):
+def test_an_iterable_without_a_batch_is_rejected_before_it_is_read(empty):
     with pytest.raises(ValueError) as caught:
         IterableSource(empty)
     assert (
@@ -166,7 +166,7 @@ def test_an_empty_list_is_no_source_of_a_run():
         fit([], 3)
 
 
-def test_an_iterator_that_was_read_before_says_so():
+def test_an_iterator_that_was_read_before_raises():
     spent = iter([BATCHES[0]])
     next(spent)
     with pytest.raises(ValueError) as caught:
@@ -187,5 +187,5 @@ class WithoutLength:
         return iter(BATCHES)
 
 
-def test_a_loader_that_does_not_know_its_length_is_read():
+def test_a_loader_without_a_length_is_read():
     assert_trees_bitwise_equal(IterableSource(WithoutLength())(2), BATCHES[2])

@@ -90,7 +90,7 @@ def test_a_plain_array_is_copied_where_a_memory_map_is_not():
     assert not np.shares_memory(HostPool(rows).inputs, rows)
 
 
-def test_an_array_on_disk_is_held_and_not_read():
+def test_an_array_on_disk_is_not_read():
     rows = OnDisk([[0.0], [1.0]])
     pool = HostPool(rows)
     assert pool.inputs is rows
@@ -187,13 +187,13 @@ LONG = np.zeros((3, 1))
         "structured",
     ],
 )
-def test_rows_that_cannot_be_drawn_are_refused_by_field(fields, error, message):
+def test_rows_that_cannot_be_drawn_are_rejected_by_field(fields, error, message):
     with pytest.raises(error) as caught:
         HostPool(**fields)
     assert str(caught.value) == message
 
 
-def test_a_pool_of_typed_keys_is_refused_with_a_reason():
+def test_a_pool_of_typed_keys_is_rejected_with_a_reason():
     with pytest.raises(TypeError) as caught:
         HostPool(jax.random.split(jax.random.key(0), 3))
     assert str(caught.value) == (
@@ -218,13 +218,13 @@ def test_a_mapping_from_field_to_array_is_as_good_as_a_pool():
     ],
     ids=["array", "empty", "scalar"],
 )
-def test_what_is_no_mapping_of_fields_is_refused(fields, error, message):
+def test_what_is_no_mapping_of_fields_is_rejected(fields, error, message):
     with pytest.raises(error) as caught:
         as_fields(fields)
     assert str(caught.value).startswith(message)
 
 
-def test_rows_of_several_lengths_are_refused_in_our_words():
+def test_rows_of_several_lengths_raise_with_the_name_of_the_field():
     message = (
         "inputs must be an array, and its rows do not have one shape. Give every row equally many entries."
     )

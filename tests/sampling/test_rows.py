@@ -161,7 +161,7 @@ class OnDisk:
 
 @pytest.mark.parametrize("size", [4, "all"])
 @pytest.mark.parametrize("place", [OnDisk, jnp.asarray], ids=["on disk", "on a device"])
-def test_rows_may_lie_on_disk_or_on_a_device(place, size):
+def test_rows_may_be_on_disk_or_on_a_device(place, size):
     fields = {name: place(array) for name, array in indexed(9).items()}
     rows = RandomRowSampler(fields).sample(KEY, size)
     assert_trees_bitwise_equal(rows, RandomRowSampler(indexed(9)).sample(KEY, size))
@@ -253,7 +253,7 @@ def test_a_sampler_is_an_argument_of_a_compiled_program():
         "more than there are",
     ],
 )
-def test_what_cannot_be_drawn_is_refused_with_a_reason(make, error, message):
+def test_what_cannot_be_drawn_is_rejected_with_a_reason(make, error, message):
     with pytest.raises(error) as caught:
         make()
     assert str(caught.value) == message
@@ -322,7 +322,7 @@ def test_a_sampler_describes_itself_in_plain_data():
     ids=["large", "small", "unsigned"],
 )
 @pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "on disk"])
-def test_integers_that_jax_would_cut_are_refused(tmp_path, lazy, numbers, shown):
+def test_integers_that_jax_would_truncate_raise(tmp_path, lazy, numbers, shown):
     if lazy:
         np.save(tmp_path / "ids.npy", numbers)
         numbers = np.load(tmp_path / "ids.npy", mmap_mode="r")

@@ -141,7 +141,7 @@ def test_a_box_with_templates_keeps_its_fields(make):
     assert rows["targets"].tolist() == [3.0] * 5
 
 
-def test_more_axes_than_there_are_direction_numbers_are_refused():
+def test_more_axes_than_there_are_direction_numbers_are_rejected():
     domain = Ball(np.zeros(21201, np.float32), 1.0)
     with pytest.raises(ValueError) as caught:
         SobolSampler(domain)

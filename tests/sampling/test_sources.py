@@ -53,7 +53,7 @@ def test_every_sampler_draws_from_its_place_in_the_split_step_key(step):
     assert_trees_bitwise_equal(source()(step), expected)
 
 
-def test_the_keys_of_a_step_can_be_asked_for_by_name():
+def test_sampler_keys_of_a_step_are_those_by_name():
     places = jax.random.split(jax.random.fold_in(KEY, 7), 3)
     named = source().sampler_keys(7)
     assert_trees_bitwise_equal(named, dict(zip(("pde", "bc", "ic"), places, strict=True)))
@@ -231,7 +231,7 @@ class OnDisk:
     [lambda s: s(5), lambda s: s.prepare()(5), lambda s: s.sample(keys.step_key(KEY, 5))],
     ids=["call", "prepare", "sample"],
 )
-def test_rows_may_lie_on_disk(draw):
+def test_rows_may_be_on_disk(draw):
     pools = {name: HostPool(OnDisk(p["inputs"]), targets=OnDisk(p["targets"])) for name, p in POOLS.items()}
     assert_trees_bitwise_equal(draw(NamedBatchSource.from_pools(pools, SIZES, KEY)), source()(5))
 
@@ -367,7 +367,7 @@ def test_an_adaptive_sampler_draws_the_same_traced():
 
 
 @pytest.mark.parametrize("state", [None, {}, {"bc": 1}], ids=["none", "empty", "another"])
-def test_an_adaptive_sampler_without_its_state_is_refused(state):
+def test_an_adaptive_sampler_without_its_state_is_rejected(state):
     held = "'bc'" if state else "nothing"
     with pytest.raises(ValueError) as caught:
         adaptive()(7, state)
@@ -543,7 +543,7 @@ def test_names_sizes_and_keys_are_checked_at_the_door(make, error, message):
     ],
 )
 @pytest.mark.parametrize("ask", [source(), lambda step: source().sampler_keys(step)], ids=["call", "keys"])
-def test_what_is_no_step_is_refused(ask, step, error, message):
+def test_what_is_no_step_is_rejected(ask, step, error, message):
     with pytest.raises(error) as caught:
         ask(step)
     assert str(caught.value) == f"{message} A step counts completed optimizer updates."
@@ -580,7 +580,7 @@ def test_a_source_is_what_the_trainer_needs_and_may_be_traced():
 # The usual data module
 
 
-def test_a_pool_data_module_makes_the_source_of_the_names_it_is_asked_for():
+def test_a_pool_data_module_makes_the_source_of_the_batch_keys():
     module = PoolDataModule(POOLS, SIZES, replace=False, sort_axes={"ic": 0})
     assert isinstance(module, DataModule)
     made = module.train_batch_source(("ic", "pde"), KEY)

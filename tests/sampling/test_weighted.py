@@ -169,7 +169,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("weights", "message"), REFUSED.values(), ids=REFUSED)
-def test_weights_that_are_none_are_refused(weights, message):
+def test_weights_that_are_none_are_rejected(weights, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         weighted_rows(KEY, weights, 1)
 
@@ -205,7 +205,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("call", "error", "message"), CALLS.values(), ids=CALLS)
-def test_what_cannot_be_drawn_is_refused(call, error, message):
+def test_what_cannot_be_drawn_is_rejected(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message

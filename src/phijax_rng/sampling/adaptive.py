@@ -83,10 +83,6 @@ class ResidualDistributionSampler:
         refresh_start_step: the step before which the first refresh comes; `refresh_every_n_steps` for `None`.
         residual_names: which of the module's residuals are followed, together by the root of the sum of
             their squares; the one that bears the name of the batch for `None`.
-
-    Raises:
-        TypeError: `domain` is no sampler, or an option is of the wrong type.
-        ValueError: an option is out of range.
     """
 
     kind: ClassVar[str] = "ResidualDistributionSampler"
@@ -184,10 +180,6 @@ class ResidualRefinementSampler:
         offset: as in `ResidualDistributionSampler`.
         refresh_start_step: the step before which the first refresh comes; `refresh_every_n_steps` for `None`.
         residual_names: as in `ResidualDistributionSampler`.
-
-    Raises:
-        TypeError: `domain` is no sampler, or an option is of the wrong type.
-        ValueError: an option is out of range, or the numbers do not fit each other.
     """
 
     kind: ClassVar[str] = "ResidualRefinementSampler"

@@ -41,10 +41,6 @@ class UniformDomainSampler:
         templates: more fields, each one row without its leading axis, repeated for every point.
         dtype: float32, or float64 with x64 on; `uniform` is drawn in it.
         sort_axis: a column of `inputs` to sort each batch by, ascending; `None` to keep the order of drawing.
-
-    Raises:
-        TypeError: the bounds are not pairs of numbers, or `templates` is not a mapping.
-        ValueError: a bound is not finite or out of order, an unsupported dtype, or no such axis.
     """
 
     bounds: Any
@@ -128,10 +124,6 @@ class SpaceTimeSampler:
         method: how distinct places are found, as in `RandomRowSampler`.
         sort_axis: a column of the new `inputs` to sort each batch by, ascending; 0 unless said
             otherwise, `None` to keep the order of drawing.
-
-    Raises:
-        TypeError: a field is not an array of numbers, or the bounds are not two numbers.
-        ValueError: bounds out of order, targets, an unsupported dtype, or no such axis.
     """
 
     fields: Any

@@ -114,9 +114,6 @@ class HostedRowSampler(_FetchedRows):
     Attributes:
         sampler: a `RandomRowSampler`, `ShuffledRowSampler` or `WeightedRowSampler`. Its arrays may be memory
             maps, HDF5 datasets, Zarr or Dask arrays; only the rows of a batch are read.
-
-    Raises:
-        TypeError: `sampler` is not one of these.
     """
 
     sampler: Any
@@ -160,10 +157,6 @@ class DatasetSampler(_FetchedRows):
         replace: with `order="random"`, whether an element may come twice in one batch.
         weights: one for each element, to pick them in proportion (as `WeightedRowSampler`); `None` for
             all alike.
-
-    Raises:
-        TypeError: the dataset offers no `len` and `[i]`, or an element does not hold numbers.
-        ValueError: the dataset is empty or has 2**31 elements or more, or options contradict each other.
     """
 
     dataset: Any

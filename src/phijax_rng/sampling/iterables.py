@@ -34,10 +34,6 @@ class IterableSource:
             `IterDataset`, a generator. Of an iterator, the next batch is that of step 0.
         on_resume: `"skip"` reads the batches before the first step and drops them;
             `"refuse"` raises instead.
-
-    Raises:
-        TypeError: `iterable` cannot be iterated.
-        ValueError: `on_resume` is neither, or the iterable is empty.
     """
 
     def __init__(self, iterable: Iterable[Any], *, on_resume: str = "skip"):

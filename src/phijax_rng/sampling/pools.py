@@ -33,10 +33,6 @@ class HostPool:
         inputs: shape `(rows, ...)`.
         targets: shape `(rows, ...)`, or `None` for rows without targets.
         aux: more values of each row, a mapping from field name to an array of shape `(rows, ...)`.
-
-    Raises:
-        TypeError: a field is not numeric, or a scalar.
-        ValueError: a field has no row, or another number of rows than `inputs`.
     """
 
     inputs: Any

@@ -107,10 +107,6 @@ class RandomRowSampler(KeyedPoolRows):
         method: how distinct rows are found; without influence when `replace` is true.
         sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
             the order of drawing. With it the position of a row depends on all rows of the batch.
-
-    Raises:
-        TypeError: a field is not an array of numbers, or an option is of the wrong type.
-        ValueError: fields of different lengths, an unknown method, or no such axis.
     """
 
     fields: Any
@@ -163,10 +159,6 @@ class ShuffledRowSampler(PoolRows):
         fields: field name -> array of shape `(num_rows, ...)`, or a `HostPool`.
         sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
             the order of the epoch.
-
-    Raises:
-        TypeError: a field is not an array of numbers.
-        ValueError: fields of different lengths, 2**31 rows or more, or no such axis.
     """
 
     fields: Any

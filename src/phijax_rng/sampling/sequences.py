@@ -93,10 +93,6 @@ class SobolSampler(_PointSet):
 
     Attributes:
         domain: a geometry; its `place` takes the points of the unit cube.
-
-    Raises:
-        TypeError: `domain` is not a geometry.
-        ValueError: it takes more uniform numbers than there are direction numbers (21201).
     """
 
     kind: ClassVar[str] = "SobolSampler"
@@ -183,9 +179,6 @@ class LatinHypercubeSampler(_PointSet):
 
     Attributes:
         domain: a geometry; its `place` takes the points of the unit cube.
-
-    Raises:
-        TypeError: `domain` is not a geometry.
     """
 
     kind: ClassVar[str] = "LatinHypercubeSampler"

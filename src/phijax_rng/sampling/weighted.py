@@ -60,11 +60,6 @@ class WeightedRowSampler(rows.KeyedPoolRows):
         replace: whether a row may be drawn twice in one batch.
         sort_axis: a column of `inputs` to sort each batch by, ascending and stable; `None` to keep
             the order of drawing.
-
-    Raises:
-        TypeError: a field or the weights are not an array of numbers, or an option is of the wrong type.
-        ValueError: fields of different lengths, weights that are negative, NaN, infinite, all zero or
-            not one for each row, or no such axis.
     """
 
     fields: Any

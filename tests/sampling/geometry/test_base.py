@@ -287,7 +287,7 @@ def test_points_by_quantiles_agree_to_within_four_ulp(name):
             np.testing.assert_allclose(values, expected[field], rtol=0, atol=4 * ulp)
 
 
-def test_a_description_tells_geometries_apart():
+def test_geometries_that_differ_have_descriptions_that_differ():
     assert len({json.dumps(geometry.describe()) for geometry in GEOMETRIES.values()}) == len(GEOMETRIES)
 
 
@@ -453,7 +453,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("build", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_geometry_is_refused_in_words(build, error, message):
+def test_what_is_no_geometry_is_rejected(build, error, message):
     with pytest.raises(error) as caught:
         build()
     assert str(caught.value) == message

@@ -53,10 +53,6 @@ class Sphere(_Round):
     Attributes:
         center: finite coordinates; stored as float32, shape `(axes,)`.
         radius: positive and finite; stored as float32.
-
-    Raises:
-        TypeError: the center or the radius is not made of numbers.
-        ValueError: one of them is not finite, or the radius is not positive.
     """
 
     kind: ClassVar[str] = "Sphere"
@@ -93,10 +89,6 @@ class Ball(_Round):
     Attributes:
         center: finite coordinates; stored as float32, shape `(axes,)`.
         radius: positive and finite; stored as float32.
-
-    Raises:
-        TypeError: the center or the radius is not made of numbers.
-        ValueError: one of them is not finite, or the radius is not positive.
     """
 
     kind: ClassVar[str] = "Ball"

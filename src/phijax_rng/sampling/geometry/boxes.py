@@ -48,10 +48,6 @@ class Box(_Bounded):
 
     Attributes:
         bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as float32, shape `(axes, 2)`.
-
-    Raises:
-        TypeError: the bounds are not pairs of numbers.
-        ValueError: a bound is not finite or out of order.
     """
 
     kind: ClassVar[str] = "Box"
@@ -125,10 +121,6 @@ class BoxFaces(_Boundary):
         bounds: of the box, as in `Box`.
         faces: which of the faces, each as `(axis, "low")` or `(axis, "high")`; all of them for `None`.
         shares: the cumulative shares of the faces in their common area.
-
-    Raises:
-        TypeError: the bounds are not pairs of numbers, or a face is no such pair.
-        ValueError: a bound is out of order, a face is repeated or not there, or there is none.
     """
 
     kind: ClassVar[str] = "BoxFaces"
@@ -170,10 +162,6 @@ class BoxEdges(_Boundary):
     Attributes:
         bounds: of the box, as in `Box`; two axes or more.
         shares: the cumulative shares of the edges in their common length.
-
-    Raises:
-        TypeError: the bounds are not pairs of numbers.
-        ValueError: a bound is not finite or out of order, or there is but one axis.
     """
 
     kind: ClassVar[str] = "BoxEdges"

@@ -45,10 +45,6 @@ class Union(GeometrySampler):
             drawn. `None` takes each part's length, area or volume, so that parts that do not overlap
             are covered uniformly.
         shares: the cumulative shares of the parts.
-
-    Raises:
-        TypeError: a part is not a geometry, or a weight not a number.
-        ValueError: parts that do not fit each other, or weights that are not of this kind.
     """
 
     kind: ClassVar[str] = "Union"
@@ -126,10 +122,6 @@ class SpaceTimeCylinder(_BesideTime):
         space: a geometry whose axes are those of space.
         time_bounds: `(start, end)`, finite, `start < end`; stored as float32.
         time_axis: the column of `inputs` that holds the time.
-
-    Raises:
-        TypeError: `space` is not a geometry, or the bounds are not two numbers.
-        ValueError: bounds out of order, or no such axis.
     """
 
     kind: ClassVar[str] = "SpaceTimeCylinder"
@@ -175,10 +167,6 @@ class InitialSlab(_BesideTime):
         space: a geometry whose axes are those of space.
         time: finite; stored as float32.
         time_axis: the column of `inputs` that holds the time.
-
-    Raises:
-        TypeError: `space` is not a geometry, or the time not a number.
-        ValueError: the time is not finite, or there is no such axis.
     """
 
     kind: ClassVar[str] = "InitialSlab"
