@@ -665,7 +665,7 @@ def test_a_signal_during_compilation_saves_at_once_and_updates_nothing(monkeypat
             saved_before.append(steps(tmp_path))
         return compile_(self, *arguments, **options)
 
-    monkeypatch.setattr("phijax_rng.training.compile_cache._kept", collections.OrderedDict())
+    monkeypatch.setattr("phijax_rng.training.compile_cache._programs", collections.OrderedDict())
     monkeypatch.setattr(jax.stages.Lowered, "compile", slow)
     stopped = fit(20, tmp_path, trainer={"on_sigterm": "return"})
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The hash of the compiled loop: JAX's bits, from programs without JAX's loop of five trips."""
+"""The hash of the compiled loop: the bits of JAX, from programs without its loop of five iterations."""
 
 import pkgutil
 
@@ -69,7 +69,7 @@ def test_every_kind_of_draw_has_jaxs_bits(draws, partitionable):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_the_loop_is_gone_on_cpus_and_stays_elsewhere():
+def test_the_loop_is_unrolled_on_cpus_only():
     arguments = (keys.root_key(42),)
     program = jax.jit(lambda key: jax.random.bits(jax.random.fold_in(key, 1), (8,)))
     assert "stablehlo.while" not in cpu_threefry.lower(program, arguments, "cpu").as_text()

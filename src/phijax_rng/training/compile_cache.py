@@ -1,7 +1,7 @@
-"""Compiled programs, kept by the digest of their text.
+"""Compiled programs of this process, by the digest of their text.
 
-The same program is compiled once in a process, and one with a changed closure or global is compiled anew,
-since its text is another.
+The same program is compiled once in a process. A program with a changed closure or global has another text
+and is compiled again.
 """
 
 import collections
@@ -10,54 +10,66 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
-_MAX_KEPT = 32
+# Executables hold memory on their devices; a search over hyperparameters would otherwise keep all of them.
+_MAX_PROGRAMS = 32
 
+# Short enough for Ctrl-C to feel immediate; a compilation takes seconds.
 _SECONDS_BETWEEN_CHECKS = 0.05
 
-_kept: "collections.OrderedDict[Any, jax.stages.Compiled]" = collections.OrderedDict()
-_kept_lock = threading.Lock()
+_programs: "collections.OrderedDict[tuple[object, ...], jax.stages.Compiled]" = collections.OrderedDict()
+_lock = threading.Lock()
 
 
 def compiled(
-    lowered: jax.stages.Lowered, program: str, sharding: Any, meanwhile: Callable[[], None]
+    lowered: jax.stages.Lowered, program: str, sharding: Sharding, while_compiling: Callable[[], None]
 ) -> jax.stages.Compiled:
-    """The executable of this program, from this process's store if it is there."""
+    """The executable of a program, from the cache of this process if it is there.
+
+    Args:
+        lowered: the program.
+        program: the digest of its text.
+        sharding: its devices, which the text does not name.
+        while_compiling: called repeatedly until the program is compiled.
+    """
     if jax.config.values.get("jax_use_simplified_jaxpr_constants"):
-        # Captured arrays are then not part of the text, and the digest would not see them change.
-        return _compile(lowered, meanwhile)
-    output = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(lowered.out_info))
-    # Some settings act while compiling and are not in the program's text.
-    settings = tuple(sorted((name, repr(value)) for name, value in jax.config.values.items()))
-    name = (program, sharding, lowered.in_tree, lowered.out_tree, output, settings)
-    with _kept_lock:
-        if name in _kept:
-            _kept.move_to_end(name)
-            return _kept[name]
-    executable = _compile(lowered, meanwhile)
-    with _kept_lock:
-        _kept[name] = executable
-        while len(_kept) > _MAX_KEPT:
-            _kept.popitem(last=False)
+        # With this option captured arrays are not part of the text, so the digest would not see them change.
+        return _compile(lowered, while_compiling)
+    # The text lacks pytree structures and does not tell a typed key from its words; options of JAX may
+    # change what the compiler makes of one text.
+    dtypes = tuple(str(leaf.dtype) for leaf in jax.tree.leaves(lowered.out_info))
+    options = tuple(sorted((name, repr(value)) for name, value in jax.config.values.items()))
+    name = (program, sharding, lowered.in_tree, lowered.out_tree, dtypes, options)
+    with _lock:
+        if name in _programs:
+            _programs.move_to_end(name)
+            return _programs[name]
+    # Compiled outside the lock, so that threads with different programs do not wait for each other.
+    executable = _compile(lowered, while_compiling)
+    with _lock:
+        _programs[name] = executable
+        while len(_programs) > _MAX_PROGRAMS:
+            _programs.popitem(last=False)
     return executable
 
 
-def _compile(lowered: jax.stages.Lowered, meanwhile: Callable[[], None]) -> jax.stages.Compiled:
-    """Compiles in a thread of its own, so that this one can answer a signal."""
+def _compile(lowered: jax.stages.Lowered, while_compiling: Callable[[], None]) -> jax.stages.Compiled:
+    """Compiles in a worker thread, so that this one can run signal handlers and `while_compiling`."""
     outcome: list[Any] = []
 
     def work() -> None:
         try:
             outcome.append(lowered.compile())
-        except BaseException as error:  # raised again by the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             outcome.append(error)
 
-    # A thread, since XLA holds Python signal handlers back until it returns.
+    # A daemon, so that a process can exit while XLA, which cannot be interrupted, still compiles.
     worker = threading.Thread(target=work, name="phijax_rng-compile", daemon=True)
     worker.start()
     while worker.is_alive():
         worker.join(_SECONDS_BETWEEN_CHECKS)
-        meanwhile()
+        while_compiling()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

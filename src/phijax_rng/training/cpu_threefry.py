@@ -1,13 +1,13 @@
-"""The Threefry hash with its rounds written out, for programs that run on CPUs.
+"""The Threefry hash with unrolled rounds, for programs that run on CPUs.
 
-JAX compiles the hash for CPUs as a loop of five trips, whose many little kernels cost a small step more
-than the hash does, and a large draw three times as much. Here it is compiled straight through. It
-is integer arithmetic of the same definition, so no bit can differ.
+JAX lowers the hash on CPUs to a loop of five iterations. Its many small kernels cost a small training step
+more than the hash itself, and make a large draw three times slower. Here the 20 rounds are unrolled. Both
+are the same integer arithmetic, so no bit can differ.
 
     keys --> barrier --> 20 rounds --> bits
 
-Without the barrier XLA fuses a chain of keys, fold after split after fold, into one kernel whose code
-doubles with every link: on JAX 0.12 a chain of five did not compile in two minutes.
+Without the barrier XLA fuses a chain of key derivations into one kernel whose code doubles with every
+derivation: with JAX 0.12 a chain of five did not compile in two minutes.
 
 Source of the hash: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -36,19 +36,19 @@ PRIVATE_NAMES = (
 Checked before every use and imported nowhere else, so a JAX that lacks one compiles its own hash.
 """
 
-_PARITY = 0x1BD11BDA
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of the even and of the odd groups of four rounds
+_PARITY = 0x1BD11BDA  # the key schedule's constant of Threefry 2x32
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # bits, in even and odd groups of four rounds
 
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """Operations on uint32 numbers of some kind; `constant` makes one of a Python integer."""
+    """Operations on uint32 values, arrays or MLIR operations; `constant` makes one of a Python integer."""
 
     add: Callable[[Any, Any], Any]
     xor: Callable[[Any, Any], Any]
-    either: Callable[[Any, Any], Any]
-    left: Callable[[Any, Any], Any]
-    right: Callable[[Any, Any], Any]
+    or_: Callable[[Any, Any], Any]
+    shift_left: Callable[[Any, Any], Any]
+    shift_right: Callable[[Any, Any], Any]
     constant: Callable[[int], Any]
 
 
@@ -58,12 +58,12 @@ ARRAYS = Arithmetic(
 
 
 def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any], on: Arithmetic = ARRAYS) -> tuple[Any, Any]:
-    """The hash of two words under a key of two words.
+    """The hash of two words with a key of two words.
 
     Args:
-        key: two uint32 arrays, or what `on` computes with.
+        key: two uint32 arrays, or values of `on`.
         counter: two more of the same shape.
-        on: what to compute with.
+        on: the operations to use.
 
     Returns:
         Two of that shape.
@@ -74,17 +74,16 @@ def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any], on: Arithmetic 
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             low = on.add(low, high)
-            turned = on.either(
-                on.left(high, on.constant(distance)), on.right(high, on.constant(32 - distance))
-            )
-            high = on.xor(low, turned)
+            left = on.shift_left(high, on.constant(distance))
+            right = on.shift_right(high, on.constant(32 - distance))
+            high = on.xor(low, on.or_(left, right))
         low = on.add(low, schedule[(group + 1) % 3])
         high = on.add(on.add(high, schedule[(group + 2) % 3]), on.constant(group + 1))
     return low, high
 
 
-def lower(program: Any, arguments: tuple[Any, ...], platform: str) -> jax.stages.Lowered:
-    """`program.lower(*arguments)`, with this hash in place of JAX's where the program runs on CPUs.
+def lower(program: jax.stages.Wrapped, arguments: tuple[object, ...], platform: str) -> jax.stages.Lowered:
+    """`program.lower(*arguments)`, with this hash in place of JAX's if the program runs on CPUs.
 
     A JAX that lacks one of `PRIVATE_NAMES` compiles its own hash, to the same bits.
 
@@ -116,13 +115,13 @@ def is_available() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _UnrolledRule:
-    """Lowers `threefry2x32_p` to 20 unrolled rounds behind a barrier on the key; see the module."""
+    """Lowers `threefry2x32_p` to an optimization barrier on the key and 20 unrolled rounds."""
 
     mlir: ModuleType
     stablehlo: ModuleType
 
     def __call__(self, context: Any, *words: Any) -> list[Any]:
-        # Emitted as operations: to trace the rounds on arrays takes longer than all other lowering.
+        # Emits operations directly: tracing the rounds on arrays takes longer than all other lowering.
         ops = self.stablehlo
         element = words[0].type.element_type
         target = self.mlir.ir.RankedTensorType.get(context.avals_out[0].shape, element)
