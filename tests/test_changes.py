@@ -108,15 +108,15 @@ def config(name: str, value: Any) -> Any:
 
 
 def faked(section: str, name: str, value: Any) -> Any:
-    """The environment as it would be told on another machine."""
+    """The environment as another machine would describe it."""
 
     @contextlib.contextmanager
     def changed() -> Any:
-        told = phijax_rng.resume.environment.describe
+        describe = phijax_rng.resume.environment.describe
         with pytest.MonkeyPatch.context() as patch:
 
             def other(device: Any) -> Any:
-                found = told(device)
+                found = describe(device)
                 return {**found, section: {**found[section], name: value}}
 
             patch.setattr(phijax_rng.resume.environment, "describe", other)
@@ -285,9 +285,9 @@ def test_a_seed_and_its_key_are_the_same_run(tmp_path):
 
 def test_a_changed_canary_is_refused(tmp_path, monkeypatch):
     BASE.fit(tmp_path, 4)
-    told = Checkpoints.contract
+    contract_of = Checkpoints.contract
     monkeypatch.setattr(
-        Checkpoints, "contract", lambda self, step=None: {**told(self, step), "canary": "0" * 64}
+        Checkpoints, "contract", lambda self, step=None: {**contract_of(self, step), "canary": "0" * 64}
     )
     with pytest.raises(RunChangedError, match=r"    canary: 0{61}"):
         BASE.fit(tmp_path, 6, resume=True)

@@ -371,7 +371,7 @@ def test_the_digest_does_not_depend_on_the_order_of_keys():
 
 
 class Scheduled:
-    """A balancer of a user's own, as far as the contract looks at it."""
+    """A balancer of a user, as far as the contract describes it."""
 
     def __init__(self, every):
         self.update_every_n_steps = every

@@ -49,7 +49,7 @@ FRESH = (None, None, False, False, False)
 
 
 @pytest.mark.parametrize(
-    ("held", "words", "expected"),
+    ("directory", "options", "expected"),
     [
         (None, {}, FRESH),
         ("absent", {}, FRESH),
@@ -95,12 +95,12 @@ FRESH = (None, None, False, False, False)
         ("own", {"resume": "auto", "ckpt_path": "absent"}, ("own", None, False, True, True)),
     ],
 )
-def test_a_run_starts_where_its_words_say(runs, held, words, expected):
-    assert outline(planned(runs, held, **words)) == expected
+def test_a_run_starts_where_its_options_say(runs, directory, options, expected):
+    assert outline(planned(runs, directory, **options)) == expected
 
 
 @pytest.mark.parametrize(
-    ("held", "words", "error", "message"),
+    ("directory", "options", "error", "message"),
     [
         (
             "own",
@@ -276,35 +276,35 @@ def test_a_run_starts_where_its_words_say(runs, held, words, expected):
         ),
     ],
 )
-def test_words_that_cannot_be_followed_are_refused(runs, held, words, error, message):
+def test_options_that_contradict_each_other_raise(runs, directory, options, error, message):
     with pytest.raises(error) as caught:
-        planned(runs, held, **words)
+        planned(runs, directory, **options)
     assert type(caught.value) is error
     assert str(caught.value) == message.format(runs=runs)
 
 
-def test_every_combination_of_words_is_followed_or_refused_by_a_message_of_ours(runs):
+def test_every_combination_of_options_gives_a_plan_or_raises_a_message_of_ours(runs):
     outcomes = set()
-    for held, resume, path, step, weights_only in itertools.product(
+    for directory, resume, path, step, weights_only in itertools.product(
         (None, "absent", "own"),
         (False, True, "auto"),
         (None, "last", "own", "other"),
         (None, 5, 10),
         (False, True),
     ):
-        words = {"resume": resume, "ckpt_path": path, "ckpt_step": step, "weights_only": weights_only}
+        options = {"resume": resume, "ckpt_path": path, "ckpt_step": step, "weights_only": weights_only}
         try:
-            outcomes.add(outline(planned(runs, held, **words)))
+            outcomes.add(outline(planned(runs, directory, **options)))
         except (ValueError, FileNotFoundError) as error:
-            assert re.search(r"(Pass|Check|Pick) [^.]*.*\.$", str(error)), words
+            assert re.search(r"(Pass|Check|Pick) [^.]*.*\.$", str(error)), options
             outcomes.add(type(error).__name__)
     assert {"ValueError", "FileNotFoundError", "RunExistsError", FRESH} < outcomes
 
 
 def test_deciding_writes_nothing(runs):
     before = sorted(runs.rglob("*"))
-    for words in ({"resume": "auto"}, {"ckpt_path": "other"}):
-        planned(runs, "absent", **words)
+    for options in ({"resume": "auto"}, {"ckpt_path": "other"}):
+        planned(runs, "absent", **options)
     assert sorted(runs.rglob("*")) == before
 
 
@@ -333,7 +333,7 @@ def test_a_fresh_start_gives_what_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("words", "step"),
+    ("options", "step"),
     [
         ({"resume": True}, 20),
         ({"resume": True, "ckpt_step": 10}, 10),
@@ -341,8 +341,8 @@ def test_a_fresh_start_gives_what_it_was_given():
     ],
     ids=["newest", "named", "auto"],
 )
-def test_a_start_gives_state_contract_and_root_of_one_step(runs, words, step):
-    start = planned(runs, "own", **words)
+def test_a_start_gives_state_contract_and_root_of_one_step(runs, options, step):
+    start = planned(runs, "own", **options)
     restored = start.restore(state_at(0))
     assert_trees_bitwise_equal(restored.state, state_at(step))
     assert restored.step == step

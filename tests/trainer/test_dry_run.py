@@ -242,7 +242,7 @@ def audited_field(pde: Any = SQUARE, balancer: Any = None) -> AuditReport:
 
 
 class Watching(StaticLossBalancer):
-    """A balancer of a user's own that looks at the batch of every step."""
+    """A balancer of a user that reads the batch of every step."""
 
     update_every_n_steps = 1
     update_start_step = 0

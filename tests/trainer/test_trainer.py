@@ -299,7 +299,7 @@ def test_a_run_that_would_draw_otherwise_is_not_continued(tmp_path, change, repo
     with pytest.raises(RunChangedError) as caught:
         fit(20, tmp_path, resume=True, ckpt_step=5, **change)
     assert str(caught.value) == message
-    # Nothing was moved or saved, and the run itself goes on.
+    # Nothing was moved or saved, and the run itself continues.
     assert steps(tmp_path) == (5, 10)
     assert fit(11, tmp_path, resume=True).iterations == 1
 
@@ -307,16 +307,16 @@ def test_a_run_that_would_draw_otherwise_is_not_continued(tmp_path, change, repo
 @pytest.mark.parametrize(("change", "report"), mostly_full(CHANGES, everyday=["sampler order"]))
 def test_a_change_that_is_let_pass_is_warned_of_and_recorded(tmp_path, change, report):
     fit(10, tmp_path)
-    # The report goes on with what follows from the change: the key of the source, the canary.
+    # The report continues with the consequences of the change: the key of the source, the canary.
     message = f"resuming at step 10 changes the run:\n{report}\n"
-    with pytest.warns(UserWarning, match=f"^{re.escape(message)}") as told:
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}") as found:
         changed = fit(12, tmp_path, resume=True, on_change="warn", **change)
     assert int(changed.state.step) == 12
     contract = Checkpoints(tmp_path).contract(12)
     (record,) = contract["run"]["changes"]
     assert (record["step"], record["survives"]) == (10, "none" if "seed" in change else "keys")
     assert [entry["setting"] for entry in record["settings"]] == [
-        line.split(":")[0].strip() for line in str(told[0].message).split("\n") if line.startswith("    ")
+        line.split(":")[0].strip() for line in str(found[0].message).split("\n") if line.startswith("    ")
     ]
     # What was let pass is the run from now on, and the record of it stays.
     again = fit(13, tmp_path, resume=True, **change)
@@ -546,7 +546,7 @@ def test_a_nan_planted_at_step_137_is_reported_with_its_term_and_drawn_again(tmp
     assert (error.step, error.terms, int(error.state.step)) == (137, ("pde",), 137)
     assert str(error).startswith("training became non-finite at step 137: 'pde' is nan.")
     assert steps(tmp_path) == (137,)
-    # The lines of the report, as they are told.
+    # The lines of the report, as users run them.
     lines = error.__notes__[-1].split("\n")
     assert lines[0] == "to draw the batch of step 137 again, and its losses one by one:"
     names = {"error": error, "datamodule": datamodule, "module": HEAT.module, "phijax_rng": phijax_rng}
@@ -554,11 +554,11 @@ def test_a_nan_planted_at_step_137_is_reported_with_its_term_and_drawn_again(tmp
     assert np.isnan(names["batches"]["pde"]["inputs"]).sum() == 1
     values = {name: float(value) for name, value in names["output"].losses.items()}
     assert [name for name, value in values.items() if np.isnan(value)] == ["pde"]
-    # Mended, the saved run goes on to the bits of one that never met it.
-    mended = dataclasses.replace(HEAT, datamodule=Planted(None))
+    # Fixed, the saved run continues to the bits of one without the fault.
+    fixed = dataclasses.replace(HEAT, datamodule=Planted(None))
     with pytest.warns(UserWarning, match="canary"):  # the batch of step 137 has changed
-        resumed = fit(150, tmp_path, problem=mended, resume="auto", on_change="warn")
-    assert_trees_bitwise_equal(resumed.state, fit(150, problem=mended).state)
+        resumed = fit(150, tmp_path, problem=fixed, resume="auto", on_change="warn")
+    assert_trees_bitwise_equal(resumed.state, fit(150, problem=fixed).state)
 
 
 @pytest.mark.parametrize("policy", ["skip", "ignore"])
