@@ -168,8 +168,8 @@ def _filled_up() -> None:
 
     placed = resolve("auto", shardings=_devices.rows_split, uneven="pad")
     index = jax.process_index()
-    assert placed.shares.own(13).tolist() == list([range(8), range(8, 13)][index])
-    assert placed.shares.own(3).tolist() == [[0, 1, 2], [2]][index]
+    assert placed.shares.local_rows(13).tolist() == list([range(8), range(8, 13)][index])
+    assert placed.shares.local_rows(3).tolist() == [[0, 1, 2], [2]][index]
     source = _devices.uneven_source(hosted=True)
     seen, _ = _devices.masked_batches(placed, source, 5)
     for step, kept in enumerate(seen):

@@ -1,4 +1,4 @@
-"""Where arrays lie: devices, shares of rows, processes."""
+"""Placement of arrays: on devices, rows divided over them, and on several processes."""
 
 from phijax_rng._base.exports import publish
 from phijax_rng.devices.placement import Placement, resolve

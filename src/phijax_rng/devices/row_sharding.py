@@ -111,11 +111,11 @@ class Shares:
         if not np.shape(leaf):
             return leaf
         if np.shape(leaf)[0] % self.parts:
-            self._require_uneven_whole(path, int(np.shape(leaf)[0]))
+            self._require_divisible(path, int(np.shape(leaf)[0]))
             return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, PartitionSpec()))
         return self._on_rows(leaf)
 
-    def _require_uneven_whole(self, path: KeyPath[Any], rows: int) -> None:
+    def _require_divisible(self, path: KeyPath[Any], rows: int) -> None:
         if self.uneven == "whole":
             return
         below, above = rows // self.parts * self.parts, (rows // self.parts + 1) * self.parts
@@ -128,7 +128,7 @@ class Shares:
 
     # On the host
 
-    def own(self, size: int) -> np.ndarray[Any, Any] | None:
+    def local_rows(self, size: int) -> np.ndarray[Any, Any] | None:
         """The rows of a batch, without padding, that this process needs, ascending; `None` for all."""
         if self.mesh is None or not self._spans or self.filled(size) % self.parts:
             return None
@@ -141,7 +141,7 @@ class Shares:
 
         Args:
             stacks: a pytree of host arrays of shape `(steps, rows, ...)`; they have all rows of a batch, or
-                those of `own`.
+                those of `local_rows`.
             sizes: a pytree of the same structure: the number of rows of a batch; 0 for a leaf to replicate.
         """
         return jax.tree.map(self._shard_stack, stacks, sizes)
@@ -149,14 +149,14 @@ class Shares:
     def _shard_stack(self, leaf: np.ndarray[Any, Any], size: int) -> jax.Array:
         if not size or self.filled(size) % self.parts:
             return self._everywhere(leaf)
-        # A source that reads only its own rows gives fewer than the batch has; all others give every row.
-        own = self.own(size)
-        if own is None or leaf.shape[1] == size:
-            own = np.arange(size)
+        # Only a source that fetches the rows of this process alone returns fewer than the batch has.
+        local = self.local_rows(size)
+        if local is None or leaf.shape[1] == size:
+            local = np.arange(size)
         parts = []
         for device, rows in self._rows_of(self.filled(size)).items():
             wanted = np.minimum(np.arange(rows.start, rows.stop), size - 1)
-            piece = np.take(np.asarray(leaf), np.searchsorted(own, wanted), axis=1)
+            piece = np.take(np.asarray(leaf), np.searchsorted(local, wanted), axis=1)
             parts.append(jax.device_put(piece, device, may_alias=False))
         shape = (len(leaf), self.filled(size), *leaf.shape[2:])
         return jax.make_array_from_single_device_arrays(shape, self._stacks, parts)

@@ -3,7 +3,7 @@
     run(state at 200, stop=4500)    ->  Chunk(200..4296), Chunk(4296..4500)  ->  joined: Chunk(200..4500)
     a bad update at step 260        ->  part: Chunk(200..260), which NonFiniteError carries
 
-A chunk has every number of its updates, so callbacks and logs can look at any of them after the call.
+A chunk has the recorded numbers of every update, so the host can check and log any of them after the call.
 """
 
 import dataclasses
@@ -69,14 +69,16 @@ def part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
 
 
 def terms_of(chunk: Chunk, index: int, loss_names: tuple[str, ...]) -> tuple[str, ...]:
-    """What is not finite in an update of a chunk: the losses, or else what follows from them."""
+    """Names of the non-finite losses of an update; without any, of the state that is non-finite."""
+    # The total alone is not named beside them: it is non-finite because they are.
     bad = tuple(name for name in loss_names if not np.isfinite(chunk.records[name][index]))
     losses = tuple(name for name in bad if name != TOTAL)
     return losses or (("balancer_state",) if chunk.unbalanced[index] else bad or ("model_state",))
 
 
 def nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> NonFiniteError:
-    """The error of an update that is not finite: `last` is that update, `chunk` the good ones before it."""
+    """The error for the non-finite update `last`; `chunk` has the finite updates before it."""
+    # The values are shown although messages show no numbers of arrays: only NaN or an infinity gets here.
     terms = terms_of(last, 0, loss_names)
     if terms == ("balancer_state",):
         found = "every loss is finite but the new state of the balancer is not"

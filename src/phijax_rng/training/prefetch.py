@@ -96,7 +96,7 @@ class Prefetcher:
             return None
         if self._on_host.can_stack:
             # Each process reads only the rows that its devices hold.
-            own_rows = None if self._placement is None else self._placement.shares.own
+            own_rows = None if self._placement is None else self._placement.shares.local_rows
             batches = self._on_host.stacked_batches(steps, self._count, own_rows)
             stacked = _columns(batches, self._names, start)
         else:
