@@ -51,7 +51,7 @@ def before_the_backend(monkeypatch):
         ),
     ],
 )
-def test_flags_that_are_there_are_kept_and_missing_ones_added(existing, merged):
+def test_existing_flags_are_retained_and_missing_ones_added(existing, merged):
     assert deterministic_xla_flags(existing) == merged
     assert deterministic_xla_flags(merged) == merged
 
@@ -125,7 +125,7 @@ def test_flags_that_will_be_in_force_are_accepted(before_the_backend, flags):
         ),
     ],
 )
-def test_missing_or_contradicted_flags_are_refused_with_the_line_to_use(
+def test_missing_or_contradicted_flags_are_rejected_with_the_line_to_use(
     before_the_backend, flags, finding, remedy
 ):
     before_the_backend(flags)
@@ -160,7 +160,7 @@ NOT_STARTED = "from jax._src import xla_bridge; assert not xla_bridge.backends_a
     ],
     ids=[
         "set by the shell",
-        "set in Python, asked before and after the start",
+        "set in Python, checked before and after the start",
         "set in Python, removed after the start",
     ],
 )
@@ -181,7 +181,7 @@ def test_flags_that_xla_has_read_are_accepted(program, flags):
     ],
     ids=["set after the start", "one missing at the start"],
 )
-def test_flags_that_xla_has_not_read_are_refused(program, flags, finding):
+def test_flags_that_xla_has_not_read_are_rejected(program, flags, finding):
     ended = run_python(program, env={"XLA_FLAGS": flags}, exit_code=1)
     message = f"RuntimeError: JAX's backend is running, and XLA {finding}. {REMEDY.format(BOTH)}\n"
     assert ended.stderr.endswith(message)

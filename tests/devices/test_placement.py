@@ -1,4 +1,4 @@
-"""Several devices: the batches are those of one device, wherever the state lies."""
+"""Several devices: the batches are those of one device, wherever the state is."""
 
 import re
 
@@ -80,7 +80,7 @@ def test_memory_for_the_batch_falls_with_the_devices(in_eight):
 
 
 def fed_from_the_host():
-    """Rows that are fetched on the host, in stacks of which each device is given its own part."""
+    """Rows that are fetched on the host, in stacks of which each device receives its part."""
     from tests import _devices
 
     table = np.arange(4000, dtype=np.float32).reshape(2000, 2)
@@ -141,7 +141,7 @@ def runs_and_resumes(*counts):
 
 
 @pytest.mark.parametrize("counts", mostly_full([[1, 8], [*COUNTS]], everyday=[[1, 8]]))
-def test_a_run_saved_on_some_devices_goes_on_on_others(in_eight, counts):
+def test_a_run_saved_on_some_devices_resumes_on_others(in_eight, counts):
     table = in_eight(runs_and_resumes, *counts)
     print(table)
     assert len(table.splitlines()) == 1 + len(counts) ** 2
@@ -149,7 +149,7 @@ def test_a_run_saved_on_some_devices_goes_on_on_others(in_eight, counts):
 
 
 def split_states():
-    """A state split over the devices trains like a whole one, and resumes to its own bits."""
+    """A state split over the devices trains like a replicated one, and its resume has the same bits."""
     import tempfile
 
     from phijax_rng import Checkpoints
@@ -218,12 +218,12 @@ MESHES = ["two axes", "data second", "explicit", "reversed", "all", "one device"
 
 
 @pytest.mark.parametrize("name", mostly_full(MESHES, everyday=["two axes"]))
-def test_any_mesh_will_do(in_eight, name):
+def test_a_mesh_of_every_kind_works(in_eight, name):
     assert in_eight(on_other_meshes, name) == f"{name}\n"
 
 
 def sizes_that_do_not_divide():
-    """A batch drawn whole on every device, and what is refused."""
+    """A batch drawn on every device, and the errors for other sizes."""
     from tests import _devices
 
     problem = _problems.heat()  # four rows of two of its batches do not go into eight devices
@@ -244,7 +244,7 @@ def sizes_that_do_not_divide():
         print(error)
 
 
-def test_sizes_that_do_not_divide_are_drawn_whole_or_refused(in_eight):
+def test_sizes_that_do_not_divide_are_replicated_or_rejected(in_eight):
     assert in_eight(sizes_that_do_not_divide).splitlines() == [
         "batches['boundary']['inputs'] has 4 rows, which do not divide equally over 8 devices. Use 8 rows, "
         "Trainer(..., uneven='whole') to draw such a batch on every device, or uneven='pad' to pad it with "
@@ -254,7 +254,7 @@ def test_sizes_that_do_not_divide_are_drawn_whole_or_refused(in_eight):
 
 
 def guarded_steps():
-    """Steps after the first move nothing between host and devices that is not said."""
+    """Steps after the first make no implicit transfer between host and devices."""
     from tests import _devices
 
     problem = _devices.heat()
@@ -321,7 +321,7 @@ def test_devices_are_checked_when_the_trainer_is_made(given, error, message):
 
 
 @pytest.mark.parametrize("devices", [np.empty((0,), object), np.array(jax.devices()[0])])
-def test_a_mesh_without_devices_or_axes_is_refused(devices):
+def test_a_mesh_without_devices_or_axes_is_rejected(devices):
     mesh = Mesh(devices, ("data",) * devices.ndim)
     message = (
         f"devices must be a mesh of at least one axis and one device, got shape {dict(mesh.shape)}. "
@@ -381,7 +381,7 @@ def test_shardings_are_checked_leaf_by_leaf(shardings, error, message):
         placed.of_state(_problems.heat().state())
 
 
-def test_shardings_of_another_mesh_with_the_same_axes_are_taken():
+def test_shardings_of_another_mesh_with_the_same_axes_are_accepted():
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     explicit = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     placed = resolve(mesh, shardings=lambda state: NamedSharding(explicit, PartitionSpec()))

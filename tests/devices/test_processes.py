@@ -36,7 +36,7 @@ def test_one_process_agrees_with_itself():
         processes.run_on_primary(lambda: 1 // 0)
 
 
-def test_two_processes_agree_on_what_the_first_says(in_both):
+def test_two_processes_use_the_values_of_the_first(in_both):
     first, second = (output.splitlines() for output in in_both(_pair.agreements))
     first = [line for line in first if "drew seed" not in line]
     everywhere = [
@@ -98,7 +98,7 @@ print([jax.device_get(leaf).tolist() for leaf in jax.tree.leaves(whole.model_sta
 
 
 @pytest.mark.full
-def test_a_run_goes_on_on_another_number_of_processes(in_both, tmp_path):
+def test_a_run_resumes_on_another_number_of_processes(in_both, tmp_path):
     first, second = in_both(_pair.matrix, tmp_path / "two")
     assert first == second and len(first) == 65
     *down, whole = run_python(SINGLE, tmp_path, 1, 2, 4, 8, env=EIGHT_DEVICES).stdout.splitlines()

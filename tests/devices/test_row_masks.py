@@ -31,7 +31,7 @@ def test_no_gradient_comes_from_a_row_that_does_not_count():
 
 
 @pytest.mark.parametrize(("values", "mask"), [((3, 2), (2,)), ((3,), (3, 1)), ((), ())])
-def test_a_mask_that_does_not_fit_is_refused(values, mask):
+def test_a_mask_that_does_not_fit_is_rejected(values, mask):
     message = (
         f"mask must have shape (rows,) for values of shape (rows, ...), got {mask} for {values}. "
         "Pass the mask of the same batch."
@@ -40,6 +40,6 @@ def test_a_mask_that_does_not_fit_is_refused(values, mask):
         masked_mean(np.zeros(values), np.ones(mask, bool))
 
 
-def test_every_row_counts_where_nothing_says_otherwise():
+def test_every_row_counts_by_default():
     found = every_row({"b": {"inputs": np.zeros((2, 3))}, "a": {"inputs": np.zeros((4, 1)), "scale": 1.0}})
     assert {name: mask.tolist() for name, mask in found.items()} == {"b": [True] * 2, "a": [True] * 4}

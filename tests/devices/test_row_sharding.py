@@ -1,4 +1,4 @@
-"""Batches that devices cannot share equally: filled up, masked, and trained as on one device."""
+"""Batches whose rows do not divide equally over devices: padded, masked, and trained as on one device."""
 
 import re
 
@@ -25,7 +25,7 @@ from tests._selection import mostly_full
 
 
 def true_rows(kept):
-    """The rows that count, by name; the shapes are those of a batch that was not filled up."""
+    """The rows that count, by name; the shapes are those of a batch without padding."""
     return {
         name: jax.tree.map(lambda leaf, name=name: np.asarray(leaf)[np.asarray(kept["mask"][name])], rows)
         for name, rows in kept["batches"].items()
@@ -119,11 +119,11 @@ def padded_resume():
 
 
 @pytest.mark.full
-def test_a_balanced_run_on_filled_up_batches_from_the_host_goes_on_on_three(in_eight):
+def test_a_balanced_run_on_padded_batches_from_the_host_resumes_on_three(in_eight):
     assert in_eight(padded_resume) == "held True\n"
 
 
-# What is refused
+# Errors
 
 NO_MASK = (
     "uneven='pad' pads batches with rows that must not count, and {} no mask. "
@@ -132,7 +132,7 @@ NO_MASK = (
 )
 
 
-def test_losses_that_take_no_mask_are_refused_before_anything_is_made():
+def test_losses_that_take_no_mask_are_rejected_before_anything_is_made():
     heat = _problems.heat()
     message = NO_MASK.format("the losses of module 'module' take")
     never = LossModule(pytest.fail, heat.module.losses, batch_keys=heat.module.batch_keys)
@@ -145,7 +145,7 @@ def test_losses_that_take_no_mask_are_refused_before_anything_is_made():
         TrainLoop(heat.train_step, heat.state(), heat.source(), placement=resolve(1, uneven="pad"))
 
 
-def test_a_train_step_that_takes_no_mask_is_refused():
+def test_a_train_step_that_takes_no_mask_is_rejected():
     heat, message = _problems.heat(), NO_MASK.format("train_step takes")
 
     def train_step(state, batches, key):
