@@ -69,9 +69,9 @@ def source_of(sampler):
 
 
 @wrapping
-def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
-    assert source_checks._asked(adapt_source(source_of(wrap(Frozen())))) == ["rows"]
-    assert source_checks._asked(adapt_source(source_of(wrap(SQUARE)))) == []
+def test_what_draws_through_a_geometry_of_the_users_own_is_checked(wrap):
+    assert source_checks._checked_names(adapt_source(source_of(wrap(Frozen())))) == ["rows"]
+    assert source_checks._checked_names(adapt_source(source_of(wrap(SQUARE)))) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_draws_through_a_geometry_of_the_users_own_is_asked(wrap):
     ids=["a subclass", "wrapped", "a subclass on the host"],
 )
 def test_a_subclass_is_not_taken_for_what_it_derives_from(sampler):
-    assert source_checks._asked(adapt_source(source_of(sampler))) == ["rows"]
+    assert source_checks._checked_names(adapt_source(source_of(sampler))) == ["rows"]
 
 
 @pytest.mark.parametrize("name", ["Sobol points", "a Latin hypercube", "a union", "a slab"])

@@ -88,7 +88,7 @@ def test_recent_batches_can_be_drawn_again():
 
 
 def test_an_early_batch_is_read_again_from_the_first(monkeypatch):
-    monkeypatch.setattr("phijax_rng.sampling.iterables._KEPT", 8)
+    monkeypatch.setattr("phijax_rng.sampling.iterables._RETAINED", 8)
     loader = Loader()
     source = IterableSource(loader)
     assert_trees_bitwise_equal(
@@ -109,7 +109,7 @@ def test_of_large_batches_only_a_few_are_retained():
     source = IterableSource([{"data": np.zeros(2**20, np.float32)}] * 100)
     for step in range(100):
         source(step)
-    assert len(source._kept) == 64
+    assert len(source._retained) == 64
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a list", "a generator"])
