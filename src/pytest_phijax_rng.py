@@ -1,15 +1,15 @@
 """The pytest plug-in of phijax_rng: two markers, one option and one fixture.
 
     @pytest.mark.no_key_reuse                 the test runs under an audit, which must be clean
-    @pytest.mark.no_key_reuse(allow="eval")   findings of these keys are meant
-    @pytest.mark.global_rng_untouched         the global generators of NumPy and Python stay as they are
-    --global-rng-untouched                    every test is held to that
+    @pytest.mark.no_key_reuse(allow="eval")   findings of these keys are intended
+    @pytest.mark.global_rng_untouched         the global generators of NumPy and Python must not change
+    --global-rng-untouched                    the same for every test
 
     def test_mine(resume_exact):              assert_resume_exact, in the test's own tmp_path
         resume_exact(make_run, steps=20)
 
-It lies beside the package, not in it: pytest loads it in every project of the environment, and
-nothing of JAX or phijax_rng is imported before a test asks for it.
+It is a module beside the package, because pytest loads it in every project of the environment: JAX and
+phijax_rng are imported only when a test uses a marker or the fixture.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The markers."""
     config.addinivalue_line("markers", "no_key_reuse(allow=()): run the test under an audit of its keys")
-    config.addinivalue_line("markers", "global_rng_untouched: the global generators must stay as they are")
+    config.addinivalue_line("markers", "global_rng_untouched: the global generators must not change")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Runs a marked test under what its markers ask for."""
+    """Runs a marked test under the checks of its markers."""
     __tracebackhide__ = True
     reuse = pyfuncitem.get_closest_marker("no_key_reuse")
     untouched = pyfuncitem.get_closest_marker("global_rng_untouched")
     with contextlib.ExitStack() as stack:
         if untouched or pyfuncitem.config.getoption("--global-rng-untouched"):
-            from phijax_rng.testing import assert_global_rng_untouched  # noqa: PLC0415 - only when asked for
+            from phijax_rng.testing import assert_global_rng_untouched  # noqa: PLC0415 - only when used
 
             stack.enter_context(assert_global_rng_untouched())
         if reuse is None:

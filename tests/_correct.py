@@ -1,7 +1,7 @@
-"""Programs that use their keys as they should, in JAX and in the libraries around it.
+"""Programs that use their keys correctly, in JAX and in the libraries around it.
 
-The audit must find nothing to mend in any of them. Each is as small as its library allows: the first time, an
-audit compiles every operation by itself.
+The audit must find no fault in any of them. Each is as small as its library allows: the first time, an audit
+compiles every operation separately.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""Programs that misuse a key, each in its own way; `# here` marks the lines that the audit must name.
+"""Programs that misuse a key, each in another way; `# here` marks the lines that the audit must name.
 
-Where one line does both, it is marked once.
+A line that does both is marked once.
 """
 
 import inspect

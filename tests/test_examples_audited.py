@@ -1,4 +1,4 @@
-"""The shipped examples are clean: their first steps, audited with the arguments that they give to `fit`."""
+"""The first steps of the shipped examples are clean, audited with the arguments that they pass to `fit`."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from phijax_rng import Trainer, audit
 from tests._subprocess import ROOT
 
 
-class Captured(Exception):  # noqa: N818 - no error: the arguments of `fit`, on their way out of an example
-    """What an example wanted to train."""
+class Captured(Exception):  # noqa: N818 - no error: it carries the arguments of `fit` out of an example
+    """The arguments of `fit` in an example."""
 
 
 def executed(name: str, *, before: str | None = None) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_a_trained_example_is_clean(name: str, drawn_by: Any, monkeypatch: pytes
     assert all(key.startswith("root.") for draw in report.draws for key in draw.keys)
 
 
-def test_the_loop_of_your_own_is_clean() -> None:
+def test_the_example_with_its_own_loop_is_clean() -> None:
     example = executed("custom_loop", before="uninterrupted =")
     report = audit(lambda: example["train"](*example["start"](7), stop=2))
     assert report.clean, str(report)

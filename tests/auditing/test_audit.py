@@ -1,4 +1,4 @@
-"""The audit: faults planted, programs that are right, regions that cannot be seen, and JAX left as it was."""
+"""The audit: planted faults, correct programs, regions that are not seen, and JAX restored afterwards."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import audit, keys
-from phijax_rng.auditing.findings import MENDS, NOTES
+from phijax_rng.auditing.findings import FIXES, NOTES
 from phijax_rng.auditing.jax_hooks import names
 from phijax_rng.auditing.session import Session
 from tests._correct import PROGRAMS
@@ -47,13 +47,13 @@ EVERYDAY = (
 
 
 @pytest.mark.parametrize("name", mostly_full(list(PROGRAMS), everyday=EVERYDAY))
-def test_a_program_that_is_right_is_clean(name: str) -> None:
+def test_a_correct_program_is_clean(name: str) -> None:
     report = audit(PROGRAMS[name], KEY)
     assert report.clean, str(report)
     assert report.draws or name == "grain augmentation"
 
 
-def test_the_audited_program_gives_what_it_gives_without_the_audit() -> None:
+def test_an_audited_program_gives_its_usual_result() -> None:
     for name in (
         "a scan that carries its key",
         "a while loop with a trip count per row",
@@ -154,7 +154,7 @@ def test_keys_are_named_by_parameter_path_variable_and_derivation() -> None:
     ]
 
 
-def test_names_given_to_the_audit_win() -> None:
+def test_names_passed_to_the_audit_win() -> None:
     names = {"root": jax.random.split(KEY, 4)[2], "layers": jax.random.split(jax.random.key(3), 2)}
 
     def draw(key: jax.Array) -> Any:
@@ -215,13 +215,13 @@ def test_the_first_audit_of_a_process_is_clean() -> None:
     run_python(code)
 
 
-def test_a_finding_shows_both_derivations_both_lines_and_the_mend() -> None:
+def test_a_finding_shows_both_derivations_both_lines_and_the_fix() -> None:
     finding, *rest = audit(FAULTS["a split and a fold"][1], KEY).faults
     assert rest == []
     assert [text.split(" at ")[0] for text in finding.derivations] == ["key.split(2)[1]", "key.fold_in(1)"]
     assert [text.split(" at ")[0] for text in finding.uses] == ["normal", "uniform"]
     assert len(set(finding.lines)) == 2
-    assert finding.mend == MENDS["two paths"]
+    assert finding.fix == FIXES["two paths"]
     assert str(finding).startswith(
         "fault: one key is reached by two paths and used on both: key.split(2)[1]\n"
     )
@@ -235,11 +235,11 @@ def test_a_fault_can_be_allowed_by_name(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["other", "ke", "key.split(2)[0]", "key.fold_in"])
-def test_another_name_allows_nothing(pattern: str) -> None:
+def test_another_name_does_not_allow_the_fault(pattern: str) -> None:
     assert not audit(FAULTS["a split and a fold"][1], KEY, allow=(pattern,)).clean
 
 
-def test_what_ran_compiled_ahead_of_time_is_not_seen_and_not_clean() -> None:
+def test_an_executable_compiled_ahead_of_time_is_not_seen_and_not_clean() -> None:
     compiled = jax.jit(jax.random.normal).lower(KEY).compile()
     report = audit(lambda key: [compiled(key)], KEY)
     assert not report.clean
@@ -257,7 +257,7 @@ def test_a_raw_generator_is_not_seen_and_not_clean() -> None:
     assert not report.clean
 
 
-def test_what_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
+def test_code_that_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
     def draw(key: jax.Array) -> Any:
         with jax.disable_jit(False):
             return jax.random.normal(key)
@@ -269,7 +269,7 @@ def test_what_a_program_compiles_on_purpose_is_not_seen_and_not_clean() -> None:
     assert jax.disable_jit is before
 
 
-def test_what_ran_unwatched_before_is_watched_all_the_same() -> None:
+def test_a_function_that_ran_unobserved_before_is_recorded() -> None:
     session = Session(names={"key": KEY})
     noise = jax.jit(lambda key: jax.random.normal(jax.random.fold_in(key, 1)))
     with session.observing():
@@ -279,7 +279,7 @@ def test_what_ran_unwatched_before_is_watched_all_the_same() -> None:
     assert names_of(session.report()) == ["key.fold_in(1)", "key.fold_in(2)"]
 
 
-def test_what_was_compiled_on_purpose_in_one_audit_is_seen_in_the_next() -> None:
+def test_code_compiled_on_purpose_in_one_audit_is_recorded_in_the_next() -> None:
     noise = jax.jit(lambda key: 2 * jax.random.normal(key))
 
     def draw(key: jax.Array) -> Any:
@@ -303,7 +303,7 @@ def test_a_solve_that_draws_inside_is_seen_or_reported_as_not_seen() -> None:
     assert report.draws or report.unseen
 
 
-def test_a_shard_map_is_not_seen_and_gives_what_it_gives() -> None:
+def test_a_shard_map_is_not_seen_and_gives_its_usual_result() -> None:
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("rows",))
     spec = jax.sharding.PartitionSpec("rows")
 
@@ -346,7 +346,7 @@ def test_a_global_generator_of_numpy_that_moved_is_a_fault(seen: bool) -> None:
         np.random.set_state(state)
     assert [finding.kind for finding in report.faults] == ["no key"] * seen
     if seen:
-        assert report.faults[0].text == "the global generator of NumPy gave numbers that no key names"
+        assert report.faults[0].text == "the global generator of NumPy gave numbers without a key"
         assert report.faults[0].uses == ("the global generator of NumPy at an unknown line",)
 
 
@@ -388,7 +388,7 @@ def test_a_branch_not_taken_draws_nothing() -> None:
     assert len(audit(draw, KEY, jnp.asarray(True)).draws) == 1
 
 
-def test_a_loop_that_gives_up_half_way_is_counted_once() -> None:
+def test_a_loop_that_starts_over_is_counted_once() -> None:
     def row(stop: jax.Array, key: jax.Array) -> Any:
         # The first condition is known, the second depends on the row: Python's loop gives up in between.
         def body(carry: Any) -> Any:
@@ -441,14 +441,14 @@ def test_every_private_name_of_jax_is_in_the_table() -> None:
     assert sum(map(len, names.PRIVATE_NAMES.values())) <= 14
 
 
-def test_jax_is_left_as_it_was() -> None:
+def test_jax_is_restored() -> None:
     before, settings = everything_replaced(), jax.config.values.copy()
     audit(PROGRAMS["remat"], KEY)
     assert changed(before, everything_replaced()) == []
     assert jax.config.values == settings
 
 
-def test_jax_is_left_as_it_was_after_an_error() -> None:
+def test_jax_is_restored_after_an_error() -> None:
     before = everything_replaced()
 
     def fail(key: jax.Array) -> None:
@@ -469,7 +469,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def test_a_second_audit_at_the_same_time_is_refused() -> None:
     message = (
-        "an audit is open in this process already, and two would see each other's draws. "
+        "an audit already runs in this process, and two would record each other's draws. "
         + "Run one after the other."
     )
     caught: list[BaseException] = []
@@ -493,7 +493,7 @@ def test_a_second_audit_at_the_same_time_is_refused() -> None:
     assert audit(jax.random.normal, KEY).clean
 
 
-def test_another_thread_computes_as_ever_while_an_audit_is_open() -> None:
+def test_another_thread_computes_as_usual_during_an_audit() -> None:
     f = jax.jit(lambda key: jax.random.normal(key, (3,)))
     expected = f(KEY)
     answers: list[Any] = []
@@ -508,28 +508,28 @@ def test_another_thread_computes_as_ever_while_an_audit_is_open() -> None:
     assert answers[1] is False
 
 
-def test_a_moved_name_of_jax_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_of_jax_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {**names.PRIVATE_NAMES, "core": ("eval_jaxpr", "moved_away"), "gone.entirely": ("x",)}
     monkeypatch.setattr(names, "PRIVATE_NAMES", needed)
     with pytest.raises(RuntimeError) as failure:
         audit(jax.random.normal, KEY)
     assert str(failure.value) == (
-        f"JAX {jax.__version__} has moved what the audit looks through: jax._src.core.moved_away, "
+        f"JAX {jax.__version__} lacks private names that the audit uses: jax._src.core.moved_away, "
         "jax._src.gone.entirely. Use JAX 0.10.2 to 0.12, or a newer phijax_rng; "
-        "training does not need the audit."
+        "training works without the audit."
     )
     monkeypatch.undo()
     assert audit(jax.random.normal, KEY).clean
 
 
-def test_arguments_are_checked_at_the_door() -> None:
+def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError) as failure:
         audit(3)  # type: ignore[arg-type]
     assert str(failure.value) == "fn must be callable, got 3. Pass a function."
     with pytest.raises(TypeError) as failure:
         audit(jax.random.normal, KEY, names={"root": 7})
     assert str(failure.value) == (
-        "names['root'] must be a typed key or hold some, got 7. "
+        "names['root'] must be a typed key or contain one, got 7. "
         "Make keys with keys.root_key or jax.random.key."
     )
 
@@ -540,13 +540,13 @@ def test_a_seed_that_is_an_argument_is_no_constant() -> None:
     assert [f.kind for f in audit(lambda: jax.random.normal(keys.root_key(7))).findings] == ["constant seed"]
 
 
-def test_a_seed_of_more_than_32_bits_is_told_what_is_kept_of_it() -> None:
+def test_the_finding_of_a_seed_above_32_bits_shows_the_bits_that_jax_uses() -> None:
     texts = [
         finding.text
         for finding in audit(lambda: jax.random.normal(jax.random.key(2**32 + 5))).notes
         if finding.kind == "constant seed"
     ]
-    assert texts == ["a key is made from the seed 4294967301 here; JAX keeps 32 bits of it, which are 5"]
+    assert texts == ["a key is made from the seed 4294967301 here; JAX uses 32 bits of it, which are 5"]
     fits = audit(lambda: [jax.random.key(seed) for seed in (2**32 - 1, -1, 7)])
     assert not any("32 bits" in finding.text for finding in fits.findings)
 
@@ -578,7 +578,7 @@ def test_a_key_carried_through_many_splits_makes_a_report() -> None:
     assert report.svg().count("<circle") == 1101
 
 
-def test_rows_drawn_from_one_key_are_told_of_that_key() -> None:
+def test_the_finding_of_rows_drawn_from_one_key_names_it() -> None:
     report = audit(FAULTS["a key repeated for every row"][1], KEY)
     assert [fault.text for fault in report.faults] == [
         "one key, key, gives the same numbers to all 3 rows of a vmap"
@@ -591,7 +591,7 @@ def test_rows_drawn_from_one_key_are_told_of_that_key() -> None:
     assert texts == ["3 rows are drawn from 2 different keys"]
 
 
-def test_programs_that_jax_has_compiled_are_found_again_after_an_audit() -> None:
+def test_programs_compiled_before_an_audit_are_not_compiled_again_after_it() -> None:
     traced: list[int] = []
 
     @jax.jit
@@ -606,7 +606,7 @@ def test_programs_that_jax_has_compiled_are_found_again_after_an_audit() -> None
     assert len(traced) == 3  # neither traced again nor run as Python
 
 
-def test_a_clone_says_that_reuse_is_meant() -> None:
+def test_a_clone_declares_intended_reuse() -> None:
     report = audit(lambda key: jax.random.normal(key) + jax.random.normal(jax.random.clone(key)), KEY)
     assert report.clean
     assert [finding.kind for finding in report.notes] == ["drawn twice"]
@@ -627,7 +627,7 @@ def test_the_report_is_plain_data() -> None:
     assert data["draws"][0]["keys"] == ["key.split(2)[1]"]
 
 
-def test_programs_that_jax_keeps_are_not_those_of_the_audit() -> None:
+def test_cached_programs_of_jax_are_not_those_of_the_audit() -> None:
     block = jax.checkpoint(lambda x, keys: jnp.sum(x * jax.vmap(jax.random.normal)(keys)))
 
     def text() -> str:

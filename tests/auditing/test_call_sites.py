@@ -6,11 +6,11 @@ import optax
 import pytest
 
 from phijax_rng import keys
-from phijax_rng.auditing.call_sites import Line, Place, library_of, room_of
+from phijax_rng.auditing.call_sites import Line, Place, library_of, owner_of
 
 
 @pytest.mark.parametrize(
-    ("file", "room"),
+    ("file", "owner"),
     [
         (__file__, "user"),
         (keys.__file__, "own"),
@@ -20,8 +20,8 @@ from phijax_rng.auditing.call_sites import Line, Place, library_of, room_of
         ("<ipython-input-1>", "user"),
     ],
 )
-def test_a_file_lies_in_one_room(file: str, room: str) -> None:
-    assert room_of(file) == room
+def test_a_file_lies_in_one_room(file: str, owner: str) -> None:
+    assert owner_of(file) == owner
 
 
 def test_a_place_in_a_package_names_the_package() -> None:

@@ -24,9 +24,9 @@ def test_a_pattern_matches_a_key_and_all_that_comes_from_it(name: str, pattern: 
     assert findings.name_matches(name, pattern) is matches
 
 
-def test_every_kind_has_a_mend_and_notes_are_kinds() -> None:
-    assert set(findings.NOTES) < set(findings.MENDS)
-    assert set(analysis._SENTENCES) < set(findings.MENDS)
+def test_every_kind_has_a_fix_and_notes_are_kinds() -> None:
+    assert set(findings.NOTES) < set(findings.FIXES)
+    assert set(analysis._SENTENCES) < set(findings.FIXES)
 
 
 def test_a_key_without_a_name_is_shown_as_keys_shows_it() -> None:

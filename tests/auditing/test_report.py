@@ -39,7 +39,7 @@ def test_the_text_says_all_of_it(report: AuditReport) -> None:
     lines = str(report).splitlines()
     assert lines[0] == "23 draws, from 24 keys, 1 fault, 1 note"
     assert lines[1].startswith("fault: one key is reached by two paths and used on both: key.split(2)[1]")
-    assert [line.split()[0] for line in lines[2:7]] == ["derived", "derived", "used", "used", "mend"]
+    assert [line.split()[0] for line in lines[2:7]] == ["derived", "derived", "used", "used", "fix"]
     assert sum("bernoulli" in line for line in lines) == 20
 
 
@@ -118,7 +118,7 @@ def test_a_clean_report_says_so() -> None:
     report = audit(jax.random.normal, jax.random.key(0))
     assert str(report).splitlines()[0] == "1 draw, from 1 key, 0 faults, 0 notes"
     assert "<h1>Audit: clean</h1>" in report.html()
-    assert "Nothing was found." in report.html()
+    assert "No findings." in report.html()
 
 
 def test_what_was_not_seen_is_in_every_report() -> None:

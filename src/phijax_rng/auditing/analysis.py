@@ -1,8 +1,8 @@
 """From the events of a run to its draws, findings and keys.
 
-Every key is looked at by itself: how it came about (its derivations), and what was done with it (its
-uses). What is no fault is taken away first: rows of one `vmap`, other places of one keyed
-permutation, replays. What is left should be one draw, or splits and folds alone.
+Each key is judged separately, by its derivations and its uses. Uses that are no fault are removed first: rows
+of one `vmap`, other positions of one keyed permutation, replays. One draw may remain, or splits and folds
+without a draw.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 from phijax_rng.auditing.call_sites import Line, Place, library_of
 from phijax_rng.auditing.events import Event
 from phijax_rng.auditing.findings import (
-    MENDS,
+    FIXES,
     NOTES,
     Bits,
     Finding,
@@ -24,6 +24,7 @@ from phijax_rng.auditing.findings import (
 )
 from phijax_rng.auditing.key_lineage import Derivation, History, Use, seed_in
 
+# Under `vmap` their draws come from the first key alone.
 _RBG = ("rbg", "unsafe_rbg")
 _PERMUTATIONS = ("permute_index", "invert_index")
 
@@ -32,23 +33,23 @@ def examine(
     events: list[Event],
     names: Mapping[Bits, str],
     *,
-    given: Iterable[Bits] = (),
-    given_seeds: Iterable[int] = (),
+    from_outside: Iterable[Bits] = (),
+    seeds: Iterable[int] = (),
     allow: Iterable[str] = (),
-    kept: Iterable[str] = (),
+    reusable: Iterable[str] = (),
 ) -> Ledger:
     """The draws, findings and keys of a run.
 
     Args:
-        events: what an `Observer` collected.
+        events: those of an `Observer`.
         names: names of keys, by their bits.
-        given: keys that came in from outside, which is a path of its own to them.
-        given_seeds: integers that came in from outside.
-        allow: names, or patterns with `*`, of keys whose findings are meant, and of all that comes from them.
-        kept: likewise, of keys that every request of a loop may draw from once, by the same line.
+        from_outside: keys among the arguments; this counts as one derivation.
+        seeds: integers among the arguments, which are no constants.
+        allow: names, or patterns with `*`, of keys whose faults are intended, here and in derived keys.
+        reusable: likewise, of keys that every request of a loop may draw from once, at one line.
     """
     return _Examination(
-        History(events, names), frozenset(given), frozenset(given_seeds), tuple(allow), tuple(kept)
+        History(events, names), frozenset(from_outside), frozenset(seeds), tuple(allow), tuple(reusable)
     ).ledger()
 
 
@@ -56,16 +57,16 @@ class _Examination:
     def __init__(
         self,
         history: History,
-        given: frozenset[Bits],
-        given_seeds: frozenset[int],
+        from_outside: frozenset[Bits],
+        seeds: frozenset[int],
         allow: tuple[str, ...],
-        kept: tuple[str, ...],
+        reusable: tuple[str, ...],
     ):
         self.history = history
-        self.given = given
-        self.given_seeds = given_seeds
+        self.from_outside = from_outside
+        self.seeds = seeds
         self.allow = allow
-        self.kept = kept
+        self.reusable = reusable
         self.findings: list[Finding] = []
 
     def ledger(self) -> Ledger:
@@ -78,6 +79,7 @@ class _Examination:
     def _judge(self, bits: Bits) -> None:
         draws = [use for use in self.history.uses[bits] if use.draws]
         derived = [use for use in self.history.uses[bits] if not use.draws]
+        # In this order: a replay of a mapped draw repeats all its rows.
         draws = self._without_rows(bits, draws)
         draws = self._without_positions(draws)
         draws = self._without_replays(bits, draws)
@@ -87,18 +89,19 @@ class _Examination:
         if draws and derived:
             kind = "two paths" if len(ways) > 1 else "drawn and split"
             self._report(kind, bits, sorted([*draws, derived[0]], key=lambda use: use.index))
+        # A key that two lines split or fold, each by its own path, gives equal children.
         elif len(ways) > 1 and len({use.place for use in derived}) > 1:
             self._report("two paths", bits, derived)
 
     def _ways(self, bits: Bits) -> list[Derivation]:
-        """The different derivations of a key, first of each."""
+        """The distinct derivations of a key, in order."""
         ways = list({d.way: d for d in reversed(self.history.derivations[bits])}.values())[::-1]
-        if bits in self.given and ways:
-            ways.insert(0, Derivation("given", None, self.history.name(bits), ways[0].place, -1))
+        if bits in self.from_outside and ways:
+            ways.insert(0, Derivation("argument", None, self.history.name(bits), ways[0].place, -1))
         return ways
 
     def _without_rows(self, bits: Bits, draws: list[Use]) -> list[Use]:
-        """Draws of different rows of one `vmap` count once, and are reported as broadcast."""
+        """Counts draws of different rows of one `vmap` once, and reports them as broadcast."""
         kept: dict[tuple[Any, ...], Use] = {}
         for use in draws:
             rows = self.history.rows[use.event.call.number]
@@ -112,7 +115,7 @@ class _Examination:
         return sorted(kept.values(), key=lambda use: use.index)
 
     def _computed_again(self, bits: Bits, event: Event) -> bool:
-        """Whether a backward pass draws what the forward pass drew, as `checkpoint` does under `jacrev`."""
+        """Whether `checkpoint` repeats in the backward pass what the forward pass drew."""
         signature = (event.call.function, event.shape, event.bits, event.place)
         return event.backward and any(
             use.draws and not use.event.backward and use.signature == signature
@@ -120,17 +123,17 @@ class _Examination:
         )
 
     def _without_positions(self, draws: list[Use]) -> list[Use]:
-        """A keyed permutation may be asked for other positions with the same key."""
+        """Counts calls of one keyed permutation once: other positions need no other key."""
         kept: dict[Any, Use] = {}
         for use in draws:
-            word, asked = use.event.speaking or ("", None)
+            word, arguments = use.event.helper or ("", None)
             if word in _PERMUTATIONS:
-                positions = {u.event.speaking for u in kept.values() if u.event.speaking}
+                positions = {u.event.helper for u in kept.values() if u.event.helper}
                 # A permutation of another range is another draw from the key.
                 others = all(
-                    p[0] in _PERMUTATIONS and _range_of(p) == _range_of((word, asked)) for p in positions
+                    p[0] in _PERMUTATIONS and _range_of(p) == _range_of((word, arguments)) for p in positions
                 )
-                if positions and others and (word, asked) not in positions:
+                if positions and others and (word, arguments) not in positions:
                     continue
             kept[use.index] = use
         return list(kept.values())
@@ -148,10 +151,14 @@ class _Examination:
     def _kind_of_repeat(self, bits: Bits, draws: list[Use], ways: list[Derivation]) -> str:
         if len(ways) > 1:
             return "two paths"
-        asks = {use.event.ask for use in draws}
-        if asks != {None}:
+        requests = {use.event.request for use in draws}
+        if requests != {None}:
             alike = len({use.signature for use in draws}) == 1
-            return "restarted" if alike and None not in asks and len(asks) == len(draws) else "drawn twice"
+            return (
+                "restarted"
+                if alike and None not in requests and len(requests) == len(draws)
+                else "drawn twice"
+            )
         first, second = draws[:2]
         again = [d for d in self.history.derivations[bits] if first.index < d.index <= second.index]
         same_line = first.signature == second.signature
@@ -163,7 +170,7 @@ class _Examination:
             rank = "note"
         name = self.history.name(bits)
         times = "twice" if len(uses) == 2 else f"{len(uses)} times"
-        uses = uses[:20]
+        uses = uses[:20]  # a loop may draw thousands of times; more lines would not help a reader
         callers = _parting_callers(uses)
         shown = list(
             {(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values()
@@ -180,33 +187,35 @@ class _Examination:
                 tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
                 tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
                 text,
-                self._mend(bits, kind, uses),
+                self._fix(bits, kind, uses),
             )
         )
 
-    def _mend(self, bits: Bits, kind: str, uses: list[Use]) -> str:
-        """What to do; another thing where one library made the key and used it, and the user did neither."""
+    def _fix(self, bits: Bits, kind: str, uses: list[Use]) -> str:
+        """The fix of this kind, or a hint if one library made and used the key without the user."""
         places = [use.place for use in uses] + [d.place for d in self.history.derivations[bits]]
         libraries = {library_of(place) for place in places}
         if len(libraries) > 1 or None in libraries or not self.history.derivations[bits]:
-            return MENDS[kind]
+            return FIXES[kind]
         library = libraries.pop()
-        return f"{library} makes this key and uses it so itself: report it there, or allow the key by name."
+        return f"{library} makes and uses this key: report it there, or allow the key by name."
 
     def _shown_derivations(self, bits: Bits, kind: str) -> list[Derivation]:
         found = self._ways(bits)
         if kind in ("drawn twice", "restarted") and len(found) < 2:
             by_place = {(d.way, d.place): d for d in reversed(self.history.derivations[bits])}
             found = list(by_place.values())[::-1]
-        if kind == "restarted" and len(found) == 1:
+        if kind == "restarted" and len(found) == 1:  # one line, run twice
             found = found * 2
-        if not found and bits in self.given:
-            found = [Derivation("given", None, self.history.name(bits), self.history.uses[bits][0].place, -1)]
+        if not found and bits in self.from_outside:
+            found = [
+                Derivation("argument", None, self.history.name(bits), self.history.uses[bits][0].place, -1)
+            ]
         return found[:2]
 
     def _derived_text(self, derivation: Derivation) -> str:
-        if derivation.word == "given":
-            return f"{derivation.label}, as it was given"
+        if derivation.word == "argument":
+            return f"{derivation.label}, an argument"
         parent = "" if derivation.parent is None else self.history.name(derivation.parent)
         return f"{parent}{derivation.label} at {derivation.place}"
 
@@ -217,8 +226,8 @@ class _Examination:
         legacy: dict[Place, Event] = {}
         for event in self.history.events:
             if event.kind == "host":
-                self._event_finding("no key", event, f"{event.call.function} gave numbers that no key names")
-            elif event.kind == "seed" or (event.speaking or ("",))[0] == "root_key":
+                self._event_finding("no key", event, f"{event.call.function} gave numbers without a key")
+            elif event.kind == "seed" or (event.helper or ("",))[0] == "root_key":
                 self._judge_seed(event)
             elif event.kind in ("bits", "gamma") and event.keys is not None:
                 self._judge_batch(event)
@@ -231,13 +240,14 @@ class _Examination:
 
     def _judge_seed(self, event: Event) -> None:
         seeds = {int(seed) for seed in event.data} if event.kind == "seed" else {seed_in(event)}
-        if seeds <= self.given_seeds:
+        # A seed among the arguments is the caller's choice.
+        if seeds <= self.seeds:
             return
         text = f"a key is made from the seed {', '.join(map(str, sorted(seeds)[:3]))} here"
-        asked = event.call.seed
-        if asked is not None and asked not in seeds and not -(2**31) <= asked < 2**32:
-            kept = next(iter(seeds)) % 2**32
-            text = f"a key is made from the seed {asked} here; JAX keeps 32 bits of it, which are {kept}"
+        passed = event.call.seed
+        if passed is not None and passed not in seeds and not -(2**31) <= passed < 2**32:
+            used = next(iter(seeds)) % 2**32
+            text = f"a key is made from the seed {passed} here; JAX uses 32 bits of it, which are {used}"
         self._event_finding("constant seed", event, text)
 
     def _judge_batch(self, event: Event) -> None:
@@ -246,6 +256,7 @@ class _Examination:
         if event.keys.implementation in _RBG and len(event.keys.rows) > 1 and event.kind == "bits":
             text = f"{len(event.keys.rows)} rows are drawn from keys of {event.keys.implementation} at once"
             self._event_finding("batched rbg", event, text, names)
+        # `jacrev` maps the backward pass over the outputs, which share the mask of the forward pass.
         if all(self._computed_again(bits, event) for bits in bits_of(event.keys)):
             return
         size = max((around.size for around in event.maps if around.shared), default=0)
@@ -270,12 +281,12 @@ class _Examination:
             shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
             derivations = tuple(map(self._derived_text, shown))
         use = f"{event.call.function} at {event.place}" + (f", called from {caller}" if caller else "")
-        self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, MENDS[kind]))
+        self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, FIXES[kind]))
 
     def _allowed(self, finding: Finding) -> Finding:
-        patterns = (*self.allow, *self.kept) if finding.kind == "restarted" else self.allow
-        meant = [any(name_matches(name, pattern) for pattern in patterns) for name in finding.keys]
-        if finding.rank == "fault" and meant and all(meant):
+        patterns = (*self.allow, *self.reusable) if finding.kind == "restarted" else self.allow
+        intended = [any(name_matches(name, pattern) for pattern in patterns) for name in finding.keys]
+        if finding.rank == "fault" and intended and all(intended):
             return dataclasses.replace(finding, rank="note", allowed=True)
         return finding
 
@@ -289,7 +300,7 @@ class _Examination:
         for bits in self._ancestry():
             first = next(iter(self.history.derivations.get(bits, ())), None)
             parent = None if first is None or first.parent is None else self.history.name(first.parent)
-            how = "given" if first is None else first.label
+            how = "argument" if first is None else first.label
             draws = tuple(dict.fromkeys(use.text for use in self.history.uses[bits] if use.draws))
             nodes.append(
                 KeyNode(self.history.name(bits), parent, how, draws, ranks.get(self.history.name(bits)))
@@ -297,7 +308,7 @@ class _Examination:
         return tuple(nodes)
 
     def _ancestry(self) -> Iterable[Bits]:
-        """Every key that was used, and those that it came from."""
+        """Every key that was used, and its ancestors."""
         wanted: dict[Bits, None] = {}
         for used in self.history.uses:
             bits: Bits | None = used
@@ -312,22 +323,22 @@ _SENTENCES = {
     "drawn twice": "{name} is drawn from {times}",
     "two paths": "one key is reached by two paths and used on both: {name}",
     "drawn and split": "{name} is drawn from and also split or folded into",
-    "restarted": "a stream starts again: {name} is made and drawn from again",
+    "restarted": "a stream restarts: {name} is derived and drawn from again",
     "broadcast": "one key, {name}, gives the same numbers to all {rows} rows of a vmap",
-    "replay": "{name} is drawn from again by the same line of the same computation",
+    "replay": "the same line of the same computation draws from {name} again",
 }
 
 
 def _rank_of(kind: str, event: Event) -> str:
     # The rows of `jacfwd` and `hessian` differentiate one computation and share its draws, which is right.
-    # The audit does not tell their map from one of the user, so a shared key under `jvp` is a note.
-    meant = kind in NOTES or (kind == "broadcast" and event.forward)
-    # Libraries draw from Python's generator for what is no result: Flax does, so does beartype.
-    return "note" if meant or (kind == "no key" and event.data == "Python") else "fault"
+    # The audit cannot distinguish their `vmap` from one of the user, so a shared key under `jvp` is a note.
+    often_right = kind in NOTES or (kind == "broadcast" and event.forward)
+    # Libraries draw from Python's generator for other purposes than results, for example Flax and beartype.
+    return "note" if often_right or (kind == "no key" and event.data == "Python") else "fault"
 
 
 def _parting_callers(uses: list[Use]) -> list[Line | None]:
-    """For each use its innermost caller that another use at that line has not, or else its nearest."""
+    """For each use the innermost caller that other uses at that line do not share, or the nearest."""
     callers: list[Line | None] = []
     for use in uses:
         alike = [other for other in uses if other.place == use.place]
@@ -350,12 +361,14 @@ def _replays(later: Use, earlier: Use) -> bool:
     """Whether a draw repeats an earlier one because JAX computes the same thing again."""
     if later.signature != earlier.signature:
         return False
+    # `checkpoint` computes its block once more in the backward pass, with the same keys.
     if later.event.backward and not earlier.event.backward:
         return True
-    if _asked_again(later.event, earlier.event):
+    if _requested_again(later.event, earlier.event):
         return True
     if None not in (later.event.code, earlier.event.code) and later.event.code != earlier.event.code:
         return False  # two functions on one line
+    # The gradient of each loss term differentiates one function at the same arguments.
     ours, theirs = later.event.differentiations, earlier.event.differentiations
     return any(
         number != other and digest == digest_of_other
@@ -364,11 +377,11 @@ def _replays(later: Use, earlier: Use) -> bool:
     )
 
 
-def _asked_again(later: Event, earlier: Event) -> bool:
-    """Whether a loop asked once more for what it had asked for."""
-    if later.ask is None or earlier.ask is None:
+def _requested_again(later: Event, earlier: Event) -> bool:
+    """Whether two `Session.request` blocks for the same thing made these draws."""
+    if later.request is None or earlier.request is None:
         return False
-    return later.ask[0] != earlier.ask[0] and later.ask[1] == earlier.ask[1]
+    return later.request[0] != earlier.request[0] and later.request[1] == earlier.request[1]
 
 
 def _range_of(spoken: tuple[str, Any]) -> Any:

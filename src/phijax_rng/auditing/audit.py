@@ -1,16 +1,16 @@
-"""Who drew what from which key.
+"""Which key draws what, at which line.
 
     report = audit(train_step, state, batch, names={"root": root})
     print(report)             # findings first, then every draw with the name of its key and its line
     assert report.clean
 
-The function runs as it is, op by op, with JAX's random primitives observed: through `jit`, `grad`, `vmap`,
-`scan`, `while_loop`, `cond`, `checkpoint` and custom derivatives, in whatever library. Keys are compared by
-their bits, so that the same key under two names is seen for what it is. What could not be
-observed is listed as not seen, and a report that has such a region is not clean.
+The function runs op by op, as under `jax.disable_jit`, and every random primitive of JAX is recorded: through
+`jit`, `grad`, `vmap`, `scan`, `while_loop`, `cond`, `checkpoint` and custom derivatives, in any library. Keys
+are compared by their bits, so the audit recognizes one key under two names. A region that it cannot observe
+is listed as not seen, and a report with such a region is not clean.
 
-Op by op is slow (a compile for every small operation, the first time): audit two or three small
-steps. Nothing is replaced or slowed down before `audit` is called, and all is put back after it.
+This is slow, because JAX compiles every small operation the first time: audit two or three small steps.
+Nothing in JAX is replaced before `audit` is called, and everything is restored when it ends.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from phijax_rng.auditing.findings import Draw, Finding, KeyNode
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
-    """What an audit saw.
+    """What an audit recorded.
 
     Attributes:
-        draws: every draw, in order; the same draw by the same line is counted, not repeated.
+        draws: every draw, in order; repetitions of a draw at one line have one entry with a count.
         findings: faults first, then notes.
-        unseen: regions that ran compiled, or in another thread, and may hold draws.
-        keys: every key that was used, and those it came from, parents first.
+        unseen: regions that ran compiled, or in another thread, and may contain draws.
+        keys: every key that was used, and the keys it was derived from, parents first.
         result: what the audited function returned.
     """
 
@@ -44,25 +44,25 @@ class AuditReport:
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """Findings that make numbers repeat, or that cannot be repeated."""
+        """Findings whose numbers repeat, or cannot be reproduced."""
         return tuple(finding for finding in self.findings if finding.rank == "fault")
 
     @property
     def notes(self) -> tuple[Finding, ...]:
-        """Findings that are worth knowing and often meant."""
+        """Findings that are often intended."""
         return tuple(finding for finding in self.findings if finding.rank == "note")
 
     @property
     def clean(self) -> bool:
-        """Whether there is no fault, and nothing that could not be seen."""
+        """Whether there is neither a fault nor a region that was not seen."""
         return not self.faults and not self.unseen
 
     def __str__(self) -> str:
-        """Findings, what was not seen, and the draws, as plain text."""
+        """Findings, regions that were not seen, and draws, as plain text."""
         return report.as_text(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: strings, numbers, lists and dicts, fit for JSON."""
+        """Strings, numbers, lists and dicts, for JSON."""
         return {
             "clean": self.clean,
             "findings": [_plain(finding) for finding in self.findings],
@@ -72,19 +72,19 @@ class AuditReport:
         }
 
     def show(self, file: TextIO | None = None, *, width: int | None = None) -> None:
-        """Prints the findings, the tree of keys and the table of draws, in color on a terminal.
+        """Prints the findings, the tree of keys and the table of draws, with color on a terminal.
 
         Args:
-            file: where to; standard output for `None`.
-            width: columns; those of the terminal for `None`.
+            file: standard output for `None`.
+            width: columns; the terminal's width for `None`.
         """
         report.show(self.to_dict(), file, width)
 
     def html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One page that needs nothing else: findings, a tree that folds, a table that filters.
+        """One HTML page without other files: findings, a foldable tree of keys, a table with a filter.
 
         Args:
-            path: a file to write it to.
+            path: the file to write; none for `None`.
 
         Returns:
             The page.
@@ -92,11 +92,11 @@ class AuditReport:
         return _written(report.as_html(self.to_dict()), path)
 
     def svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The tree of keys as a picture: what came from what, what was drawn, where the faults are."""
+        """The tree of keys as SVG: derivations, draws and faults."""
         return _written(report.as_svg(self.to_dict()), path)
 
     def png(self, path: str | os.PathLike[str]) -> None:
-        """The same picture as a PNG file; needs Matplotlib."""
+        """Writes the same picture as a PNG file; needs Matplotlib."""
         report.write_png(self.to_dict(), path)
 
 
@@ -106,38 +106,38 @@ def audit(
     names: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
 ) -> AuditReport:
-    """Runs `fn(*args)` and reports every draw, with the name of its key and the line that asked for it.
+    """Runs `fn(*args)` and reports every draw, with the name of its key and the line of the call.
 
-    Keys among the arguments are named by their parameter (`key`, `state.rng_key`), keys that `fn` closes over
-    by their variable, and all others by how they were derived: `key.split(3)[0].fold_in(7)`.
+    Keys in the arguments have the name of their parameter (`key`, `state.rng_key`), keys that `fn` closes
+    over that of their variable, and all others that of their derivation: `key.split(3)[0].fold_in(7)`.
 
     Args:
-        fn: any function; what it does happens once, as in an ordinary call.
+        fn: any function; it runs once, with its side effects.
         *args: its arguments.
-        names: name -> key, array of keys, or pytree of keys, to be called so in the report.
-        allow: names of keys whose findings are meant, with those of all keys that come from them; `*` stands
-            for anything. Their findings become notes.
+        names: name -> key, array of keys, or pytree of keys; these names win in the report.
+        allow: names of keys whose faults are intended and become notes, with those of every key derived
+            from them; `*` matches anything.
 
     Returns:
         The report; `report.result` is what `fn` returned.
 
     Raises:
         TypeError: `fn` is not callable, or `names` does not map names to keys.
-        RuntimeError: another audit is open in this process, or JAX has moved what the audit looks through.
-        Exception: whatever `fn` raises; JAX is as it was before.
+        RuntimeError: another audit runs in this process, or JAX lacks a private name that the audit uses.
+        Exception: whatever `fn` raises, after JAX is restored.
     """
     # The recorder and the hooks into JAX load only here: they depend on private names of JAX, and an
     # `import phijax_rng` must not fail or slow down because of them.
     from phijax_rng.auditing.session import Session  # noqa: PLC0415
 
     session = Session(names=names, allow=allow)
-    session.give(validation.function(fn, "fn"), args)
+    session.add_inputs(validation.function(fn, "fn"), args)
     with session.observing():
         result = fn(*args)
     return session.report(result)
 
 
-def _plain(record: Any) -> dict[str, Any]:
+def _plain(record: Draw | Finding | Unseen | KeyNode) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)

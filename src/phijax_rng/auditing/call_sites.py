@@ -1,7 +1,7 @@
-"""Lines of code, and whose they are.
+"""Lines of code, and who owns them.
 
-A line is the user's if its file lies neither in JAX, nor in the standard library, nor among installed
-packages, nor in this package. Where there is no such line, the innermost one outside of JAX is taken.
+A line is the user's if its file is neither part of JAX, of the standard library, of an installed package, nor
+of this package. Without such a line, a report shows the innermost one outside of JAX.
 """
 
 import dataclasses
@@ -9,22 +9,30 @@ import functools
 import os
 import site
 import sysconfig
+from types import CodeType
 from typing import Any
 
 import jax
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
+# Frames in this folder are calls of `jax.random`. The folder is private; if JAX moves it, draws lose the name
+# of their function, and `tests/auditing/test_call_sites.py` fails.
 _JAX_RANDOM = os.path.join(_JAX, "_src", "random") + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = tuple(
     sorted({path + os.sep for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))})
 )
-# They wrap other functions, to check annotations; who asked lies further out.
+# They wrap functions to check annotations; the caller is one frame further out.
 _TRANSPARENT = tuple(f"{os.sep}{name}{os.sep}" for name in ("jaxtyping", "beartype"))
 _AUDIT = os.path.join(_OWN, "auditing", "audit.py")
+# The audit's own frames; `trainer/dry_run.py` is not among them, as its lines say what a run does.
 _HIDDEN = tuple(
     os.path.join(_OWN, "auditing", name) for name in ("jax_hooks", "recorder.py", "session.py", "audit.py")
 )
+
+
+Frame = tuple[CodeType, int]
+"""Code, and a line number or an offset into the code."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -41,12 +49,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Place:
-    """Where something was asked for.
+    """The line of a call.
 
     Attributes:
         line: the innermost line of the user's code.
-        through: the library line that did it, if it is another.
-        callers: the user's lines around it, from the inside out; without influence on equality.
+        through: the line of a library in between, if there is one.
+        callers: the user's lines around it, innermost first; equality ignores them.
     """
 
     line: Line
@@ -60,44 +68,45 @@ class Place:
 NOWHERE = Place(Line("", 0, "an unknown line"))
 
 
-def frames_of(equation: Any) -> list[tuple[Any, int]]:
-    """Code and offset for each frame that was there when an equation was traced, from the inside out."""
+def frames_of(equation: Any) -> list[Frame]:
+    """Code and offset of each frame at the time an equation was traced, innermost first."""
     traceback = None if equation is None else equation.source_info.traceback
     return [] if traceback is None else list(zip(*traceback.raw_frames(), strict=True))
 
 
-def read_frames(frames: list[tuple[Any, int]]) -> tuple[Place, str | None, Any] | None:
-    """Who asked, the function of `jax.random` they called, and from where; `None` if all frames are JAX's."""
+def read_frames(frames: list[Frame]) -> tuple[Place, str | None, Frame] | None:
+    """The place, the function of `jax.random` it called, and its frame; `None` if all frames are JAX's."""
     through = function = None
-    users: list[tuple[Any, int]] = []
+    users: list[Frame] = []
     for code, offset in frames:
-        room = room_of(code.co_filename)
-        if room == "hidden" and is_audit(code) and users:
+        owner = owner_of(code.co_filename)
+        if owner == "hidden" and is_audit(code) and users:
             break
-        if room == "random" and through is None:
+        if owner == "random" and through is None:
             function = code.co_name
-        elif room in ("own", "installed", "user"):
+        elif owner in ("own", "installed", "user"):
             through = through or (code, offset)
-            if room == "user":
+            if owner == "user":
                 users.append((code, _line_number(code, offset)))
     if through is None:
         return None
     return place_of(users, (through[0], _line_number(*through))), function, through
 
 
-def is_audit(code: Any) -> bool:
-    """Whether a frame belongs to `audit` itself: what called it is not a caller of the audited code."""
+def is_audit(code: CodeType) -> bool:
+    """Whether a frame belongs to `audit`: the frames around it are not part of the audited code."""
     return bool(code.co_filename == _AUDIT)
 
 
-def _line_number(code: Any, offset: int) -> int:
+def _line_number(code: CodeType, offset: int) -> int:
+    # Offsets count bytes, and an instruction with its argument has two.
     positions = list(code.co_positions())
     line = positions[offset // 2][0] if offset // 2 < len(positions) else None
     return int(line or code.co_firstlineno)
 
 
-def place_of(users: list[Any], through: Any) -> Place:
-    """The place of these `(code, line)`s, from the inside out."""
+def place_of(users: list[Frame], through: Frame | None) -> Place:
+    """The place of these `(code, line)` pairs, innermost first."""
     if through is None:
         return NOWHERE
     lines = [Line(code.co_filename, number, code.co_name) for code, number in users or [through]]
@@ -107,9 +116,11 @@ def place_of(users: list[Any], through: Any) -> Place:
     return Place(lines[0], library, tuple(lines[1:]))
 
 
+# Every frame of every event asks, and a process has a few thousand files at most.
 @functools.lru_cache(maxsize=4096)
-def room_of(file: str) -> str:
-    """Whose code a file is: user, own, installed, jax, random, hidden or transparent."""
+def owner_of(file: str) -> str:
+    """Who owns a file: user, own, installed, jax, random, hidden or transparent."""
+    # "<stdin>", "<ipython-input-1>": code without a file is the user's.
     path = os.path.abspath(file) if not file.startswith("<") else file
     if path.startswith(_HIDDEN):
         return "hidden"
@@ -125,8 +136,8 @@ def room_of(file: str) -> str:
 
 
 def library_of(place: Place) -> str | None:
-    """The installed package whose line did it; `None` if that was a line of the user or of this package."""
-    if place.through is None or room_of(place.through.file) != "installed":
+    """The installed package of the innermost line; `None` for a line of the user or of this package."""
+    if place.through is None or owner_of(place.through.file) != "installed":
         return None
     folder = max((path for path in _INSTALLED if place.through.file.startswith(path)), key=len, default="")
     return place.through.file[len(folder) :].split(os.sep)[0].removesuffix(".py")

@@ -31,7 +31,8 @@ class Mapped:
 
 
 def words_of(keys: Any) -> Words:
-    """The bits of typed keys that are known."""
+    """The bits of concrete typed keys."""
+    # `jax.random.key_data` would run a primitive, which the audit would record.
     base = np.asarray(keys._base_array)
     return Words(keys._impl.name, base.reshape(-1, base.shape[-1]), tuple(keys.shape))
 
@@ -44,34 +45,34 @@ class Call:
     function: str
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
-    seed: int | None = None  # as it was asked for
+    seed: int | None = None  # as passed, before JAX cuts it to 32 bits
 
 
 Row = tuple[int, int, Mapped]
-"""Group, place in the group, and the map whose rows they are."""
+"""Group, position in the group, and the `vmap` whose rows they are."""
 
 
 @dataclasses.dataclass
 class Event:
-    """One random primitive that ran, or one draw from a generator of the host.
+    """One random primitive that ran, or one change of a global generator of the host.
 
     Attributes:
         kind: a kind of `jax_hooks.names.PRIMITIVES`, `"wrap"`, `"unwrap"`, `"clone"`, or `"host"`.
-        keys: what it was given; `None` for a seed or raw words.
-        out: the keys that came out.
+        keys: its input; `None` for a seed or raw words.
+        out: the keys it returned.
         data: the seeds, the shape of a split, the numbers folded in, or the name of a host generator.
         shape, bits: of a draw for one key.
-        place: who asked.
-        call: the call it belongs to.
-        speaking: a function of this package around it, and what it was asked for.
+        place: the line of the call.
+        call: the call of `jax.random` it belongs to.
+        helper: a function of this package around it, and its arguments.
         maps: every `vmap` around it.
-        rows: `(group, row, map)` for every `vmap` around it that was taken row by row.
-        differentiations: `(number, digest of what it was given)` for every differentiation around it.
-        backward: whether it ran where `checkpoint` computes its block again for a derivative.
+        rows: `(group, row, map)` for every `vmap` around it that ran row by row.
+        differentiations: `(number, digest of its arguments)` for every differentiation around it.
+        backward: whether `checkpoint` computed its block a second time, for a derivative.
         forward: whether a forward derivative (`jvp`, `jacfwd`, `hessian`) is around it.
-        loops: Python loops of `lax.while_loop` around it.
-        ask: `(number, what was asked for)` for the request of the run's own loop that it answers.
-        code: the innermost function of the user around it, where it runs now.
+        loops: frames of `lax.while_loop` around it.
+        request: number and text of the `Session.request` block around it.
+        code: the innermost function of the user around it.
     """
 
     kind: str
@@ -82,20 +83,20 @@ class Event:
     data: Any = None
     shape: tuple[int, ...] = ()
     bits: int = 32
-    speaking: tuple[str, Any] | None = None
+    helper: tuple[str, Any] | None = None
     maps: tuple[Mapped, ...] = ()
     rows: tuple[Row, ...] = ()
     differentiations: tuple[tuple[int, str], ...] = ()
     backward: bool = False
     forward: bool = False
     loops: tuple[int, ...] = ()
-    ask: tuple[int, str] | None = None
+    request: tuple[int, str] | None = None
     code: Any = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Unseen:
-    """A region that may hold draws and could not be observed."""
+    """A region that may contain draws and could not be observed."""
 
     what: str
     place: Place

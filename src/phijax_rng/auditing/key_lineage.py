@@ -1,7 +1,7 @@
-"""What the events of a run say about each key: how it came about, and what was done with it.
+"""The history of each key in a run: its derivations and its uses.
 
-A history judges nothing. All that happened inside one call of `jax.random` is one use of the key that
-went in; the keys that such a call makes for itself are no keys of the run.
+Everything inside one call of `jax.random` is one use of the key that was passed; keys that such a call makes
+internally are not keys of the run. A history does not judge; `analysis` does.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from phijax_rng.auditing.events import Event, Row
 from phijax_rng.auditing.findings import Bits, Draw, bits_of, fingerprint
 
 _DERIVATIONS = ("split", "fold_in", "key", "PRNGKey", "wrap_key_data", "key_data", "clone", "key_impl")
-"""Functions of `jax.random` that make keys and draw nothing."""
+"""Functions of `jax.random` that return keys or their data, and do not draw."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Derivation:
-    """One way to a key: the operation, the key it started from, and where it was asked for."""
+    """One derivation of a key: the operation, the parent, and the line."""
 
     word: str
     parent: Bits | None
@@ -32,13 +32,13 @@ class Derivation:
 
     @property
     def way(self) -> tuple[Any, ...]:
-        """What makes two derivations the same one."""
+        """Equal for derivations that are the same operation on the same parent."""
         return self.word, self.parent, self.label
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A key drawn from, or derived from."""
+    """A draw from a key, or a derivation from it."""
 
     event: Event
     index: int
@@ -60,12 +60,12 @@ class History:
 
     Attributes:
         events: all of them.
-        labels: names that keys were given.
-        derivations: key -> every way in which it was made.
+        labels: names of keys from outside.
+        derivations: key -> all its derivations.
         uses: key -> every draw from it, and every split and fold of it.
-        rows: call -> the rows of `vmap`s taken row by row that it ran in.
-        spread: keys that one call used for several rows, as `poisson` with one key and many rates does.
-        cloned: keys of which `jax.random.clone` says that reuse is meant.
+        rows: call -> the rows of `vmap` that it ran in, where `vmap` runs row by row.
+        spread: keys that one call used for several rows, for example `poisson` with one key and many rates.
+        cloned: keys whose reuse `jax.random.clone` declares as intended.
     """
 
     def __init__(self, events: list[Event], labels: Mapping[Bits, str]):
@@ -103,21 +103,21 @@ class History:
         if event.out is None:
             return
         if event.kind == "wrap" and event.call.function != "wrap_key_data":
-            return  # a legacy key on its way in
+            return  # a legacy key that a call converts
         parents = bits_of(event.keys) if event.keys is not None else [None]
         out = bits_of(event.out)
         each = len(out) // len(parents)
         for place, bits in enumerate(out):
-            if bits not in used:
+            if bits not in used:  # a wide split makes a million keys and uses one
                 continue
             parent = parents[place // each] if parents != [None] else None
             word, label = self._label(event, place, place % each)
-            if event.speaking is not None and event.speaking[0] == "stream" and parent is not None:
-                parent, label = self._within_stream(bits, parent, event.speaking[1])
+            if event.helper is not None and event.helper[0] == "stream" and parent is not None:
+                parent, label = self._within_stream(bits, parent, event.helper[1])
             self.derivations[bits].append(Derivation(word, parent, label, event.place, index))
 
     def _within_stream(self, bits: Bits, parent: Bits, names: tuple[str, ...]) -> tuple[Bits, str]:
-        """The key that the stream started from, and the name of the stream, for each of its folds."""
+        """The origin of a stream and its name; a stream is a chain of three folds."""
         origin, folds = self._streams.get(parent, (parent, 0))
         self._streams[bits] = (origin, folds + 1)
         label = f".stream({', '.join(map(repr, names))})"
@@ -132,28 +132,30 @@ class History:
             return "fold_in", f".fold_in({int(event.data[place])})"
         if event.kind == "seed":
             return "seed", f"key({int(event.data[place])})"
-        if event.speaking is not None and event.speaking[0] == "root_key":
+        if event.helper is not None and event.helper[0] == "root_key":
             return "seed", f"root_key({seed_in(event)})"
-        return "wrap", "rebuilt from its data"
+        return "wrap", "wrapped from its data"
 
     def _read_uses(self) -> None:
         inner: dict[int, set[Bits]] = defaultdict(set)  # keys made inside a call of jax.random
         counted: set[tuple[int, Bits]] = set()
         first_rows: dict[tuple[int, Bits], tuple[Row, ...]] = {}
         for index, event in enumerate(self.events):
-            speaking = event.speaking[0] if event.speaking else ""
-            drawn = event.kind in ("bits", "gamma") or (event.kind == "unwrap" and speaking == "host_rng")
+            helper = event.helper[0] if event.helper else ""
+            drawn = event.kind in ("bits", "gamma") or (event.kind == "unwrap" and helper == "host_rng")
             derived = event.kind in ("split", "fold_in")
             if event.keys is None or not (drawn or derived):
                 continue
-            if (event.speaking or ("",))[0] == "stream" and bits_of(event.keys)[0] in self._streams:
+            if (event.helper or ("",))[0] == "stream" and bits_of(event.keys)[0] in self._streams:
                 continue
             call = event.call
+            # `randint` and others split their key first: for the caller that is a draw.
             inside = derived and call.function not in _DERIVATIONS and call.function != event.kind
             for row, bits in enumerate(bits_of(event.keys)):
                 if bits in inner[call.number]:
                     continue
                 draws = drawn or inside
+                # One call of `jax.random` is one use, however many primitives it runs.
                 once = (call.number, bits)
                 if draws and _other_row(first_rows.setdefault(once, event.rows), event.rows):
                     self.spread.setdefault(bits, Use(event, index, draws, self._signature(event, draws, row)))
@@ -165,15 +167,15 @@ class History:
                 inner[call.number].update(bits_of(event.out))
 
     def _signature(self, event: Event, draws: bool, row: int) -> tuple[Any, ...]:
-        """What makes two uses of one key the same: function, shape, dtype, line."""
+        """Function, shape, dtype and line: equal for two uses that give the same numbers at one line."""
         if not draws:
             folded = int(event.data[row]) if event.kind == "fold_in" else event.data
             return (event.kind, folded, event.place)
         return (event.call.function, event.shape, event.bits, event.place)
 
     def name(self, bits: Bits) -> str:
-        """The name a key was given, or how it was derived."""
-        chain: list[tuple[Bits, str]] = []  # as long as the steps of a loop that carries its key
+        """The name of a key from outside, or its derivation."""
+        chain: list[tuple[Bits, str]] = []  # a loop makes it as long as its steps: no recursion
         found = self._known_name(bits)
         while found is None:
             first = next(iter(self.derivations.get(bits, ())), None)
@@ -184,7 +186,7 @@ class History:
                 found = first.label
                 self._names[bits] = found
             else:
-                self._names[bits] = fingerprint(bits)  # ends a circle of derivations
+                self._names[bits] = fingerprint(bits)  # a key can be derived from itself, by way of its data
                 chain.append((bits, first.label))
                 bits = first.parent
                 found = self._known_name(bits)
@@ -196,7 +198,7 @@ class History:
         return self._names.get(bits) or self.labels.get(bits)
 
     def draws(self) -> tuple[Draw, ...]:
-        """Every draw, in order; the same draw by the same line once, with its count."""
+        """Every draw, in order; equal draws at one line once, with a count."""
         calls: dict[int, dict[Bits, Use]] = defaultdict(dict)
         for bits, uses in self.uses.items():
             for use in uses:
@@ -207,7 +209,7 @@ class History:
         for found in (item[1] for item in sorted(calls.items(), key=_first_index)):
             use = next(iter(found.values()))
             event, asked = use.event, use.event.call
-            primitive = event.speaking[0] if event.kind == "unwrap" and event.speaking else asked.function
+            primitive = event.helper[0] if event.kind == "unwrap" and event.helper else asked.function
             shape, width = shapes.get(asked.number, ((), event.bits))
             shape = asked.shape if asked.shape is not None else shape
             dtype = asked.dtype or f"uint{width}"
@@ -224,7 +226,7 @@ def seed_in(event: Event) -> int:
 
 
 def _common_rows(events: list[Event]) -> dict[int, tuple[Row, ...]]:
-    """Call -> the rows that it ran in; not those that it opened itself, as `poisson` does under `vmap`."""
+    """Call -> the rows that it ran in, without those of its own `vmap`, which `poisson` has."""
     common: dict[int, tuple[Row, ...]] = {}
     for event in events:
         before = common.setdefault(event.call.number, event.rows)
@@ -239,7 +241,7 @@ def _common_rows(events: list[Event]) -> dict[int, tuple[Row, ...]]:
 
 
 def _other_row(first: tuple[Row, ...], later: tuple[Row, ...]) -> bool:
-    """Whether two events lie in different rows of one `vmap`."""
+    """Whether two events are in different rows of one `vmap`."""
     pairs = zip(first, later, strict=False)
     return any(one[0] == other[0] and one[1] != other[1] for one, other in pairs)
 

@@ -1,8 +1,8 @@
-"""What a run did with its keys, event by event, with the line that asked for it.
+"""Records what a run does with its keys, event by event, with the line of the user's code.
 
-An `Observer` takes the reports of `_internals` and adds who asked: the line of the user's code, the
-library in between, the call of `jax.random` that the primitive belongs to, and under which
-transformations it ran. It judges nothing; `_examination` does.
+An `Observer` receives the reports of `jax_hooks` and adds where each came from: the line of the user's code,
+the library in between, the call of `jax.random` that the primitive belongs to, and the transformations around
+it. It does not judge; `analysis` does.
 """
 
 import contextlib
@@ -20,12 +20,20 @@ import jax
 import numpy as np
 
 from phijax_rng.auditing import jax_hooks
-from phijax_rng.auditing.call_sites import NOWHERE, Place, frames_of, is_audit, place_of, read_frames, room_of
+from phijax_rng.auditing.call_sites import (
+    NOWHERE,
+    Place,
+    frames_of,
+    is_audit,
+    owner_of,
+    place_of,
+    read_frames,
+)
 from phijax_rng.auditing.events import Call, Event, Unseen, Words
 from phijax_rng.auditing.reachable_arrays import digest_of
 
-# Functions of this package whose frames say more than the primitive does.
-_SPEAKING = {
+# Functions of this package, with the arguments that a report shows in place of their primitives.
+_HELPERS = {
     ("keys.py", "stream"): ("stream", ("names",)),
     ("keys.py", "root_key"): ("root_key", ()),
     ("keys.py", "host_rng"): ("host_rng", ()),
@@ -35,31 +43,32 @@ _SPEAKING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asker:
-    """Who asked for a primitive; the fields are those of `Event`."""
+class Origin:
+    """Where a primitive came from; the fields are those of `Event`."""
 
     place: Place
     call: Call
-    speaking: tuple[str, Any] | None
+    helper: tuple[str, Any] | None
     loops: tuple[int, ...]
     code: CodeType | None
 
 
-_STACKS = ("maps", "rows", "masks", "differentiations", "forward", "backward", "asks")
+_STACKS = ("maps", "rows", "masks", "differentiations", "forward", "backward", "requests")
 
 
 class Observer:
     """Collects the events of one thread inside `with observer.observing():`."""
 
     def __init__(self) -> None:
+        # Primitives belong to the process; other threads must neither be recorded nor slowed down.
         self.thread = threading.get_ident()
         self.events: list[Event] = []
         self.not_seen: list[Unseen] = []
         self.blind = False
         self.stacks: dict[str, list[Any]] = {name: [] for name in _STACKS}
         self._numbers = itertools.count()
-        # The call that the last event belongs to, by its frame. The frame stays alive with it, so that no
-        # other frame gets its id.
+        # Frame, line and call of the last event. The frame must stay alive: Python would give its id to
+        # the next call of jax.random, and two calls would count as one.
         self._call: tuple[object, object, Call] | None = None
         self._loops: dict[int, FrameType] = {}
 
@@ -77,7 +86,7 @@ class Observer:
             self._compare(generators, threads)
 
     def _compare(self, generators: dict[str, object], threads: set[threading.Thread]) -> None:
-        """Records which global generators moved, and which threads started and still run."""
+        """Records which global generators changed, and which threads started and still run."""
         for name, state in _global_generators().items():
             if state != generators[name]:
                 what = f"the global generator of {name}"
@@ -92,7 +101,8 @@ class Observer:
         """For a `with` block, `entry` is on top of the stack of this name."""
         if stack == "differentiations":
             entry = (next(self._numbers), digest_of(entry))
-        elif stack == "asks":
+        # A number for each block: two equal requests are two blocks, and that makes a replay.
+        elif stack == "requests":
             entry = (next(self._numbers), entry)
         self.stacks[stack].append(entry)
         try:
@@ -112,7 +122,8 @@ class Observer:
     def record(self, kind: str, keys: Words | None, out: Words | None, **details: Any) -> None:
         """See `jax_hooks.Watcher`."""
         keys, out, details = self._unmasked(keys, out, details)
-        asker = self._look(kind)
+        origin = self._locate(kind)
+        # Every row of the loop has finished: JAX runs the body once more and discards it.
         if keys is not None and not keys.rows.size:
             return
         stacks = self.stacks
@@ -121,24 +132,24 @@ class Observer:
                 kind,
                 keys,
                 out,
-                asker.place,
-                asker.call,
-                speaking=asker.speaking,
+                origin.place,
+                origin.call,
+                helper=origin.helper,
                 maps=tuple(stacks["maps"]),
                 rows=tuple(stacks["rows"]),
                 differentiations=tuple(stacks["differentiations"]),
                 forward=bool(stacks["forward"]),
                 backward=bool(stacks["backward"]),
-                loops=asker.loops,
-                ask=stacks["asks"][-1] if stacks["asks"] else None,
-                code=asker.code,
+                loops=origin.loops,
+                request=stacks["requests"][-1] if stacks["requests"] else None,
+                code=origin.code,
                 **details,
             )
         )
 
     def unseen(self, what: str) -> None:
         """See `jax_hooks.Watcher`."""
-        self.not_seen.append(Unseen(what, self._look("unseen").place))
+        self.not_seen.append(Unseen(what, self._locate("unseen").place))
 
     def foreign(self, kind: str) -> None:
         """See `jax_hooks.Watcher`."""
@@ -147,8 +158,9 @@ class Observer:
 
     def discard_loop(self) -> None:
         """See `jax_hooks.Watcher`."""
+        # Frames of this package and of type checkers lie between the loop and this method.
         frame: Any = sys._getframe(1)
-        while room_of(frame.f_code.co_filename) in ("hidden", "transparent"):
+        while owner_of(frame.f_code.co_filename) in ("hidden", "transparent"):
             frame = frame.f_back
         if frame.f_code.co_name != "while_loop":
             return
@@ -156,7 +168,8 @@ class Observer:
         self.events = [event for event in self.events if number not in event.loops]
 
     def _unmasked(self, keys: Words | None, out: Words | None, details: dict[str, Any]) -> Any:
-        """Without the rows of a batched loop that have come to their end."""
+        """Removes the rows of a batched loop that have already finished."""
+        # A key without the axis of the rows serves all of them and stays.
         for mask in self.stacks["masks"]:
             if keys is None or keys.shape[: mask.ndim] != mask.shape:
                 continue
@@ -172,34 +185,35 @@ class Observer:
                 details["data"] = details["data"][chosen]
         return keys, out, details
 
-    def _look(self, kind: str) -> Asker:
+    def _locate(self, kind: str) -> Origin:
         """Walks the stack, from the inside out."""
-        through = in_random = speaking = None
+        through = in_random = helper = None
         users: list[tuple[CodeType, int]] = []
         evaluations: list[FrameType] = []
         loops = []
+        # Depth 2 skips this method and its caller.
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and not (users and is_audit(frame.f_code)):
             code = frame.f_code
-            room = room_of(code.co_filename)
-            if room == "jax" and code.co_name == "while_loop":
+            owner = owner_of(code.co_filename)
+            if owner == "jax" and code.co_name == "while_loop":
                 loops.append(id(frame))
-                self._loops[id(frame)] = frame  # alive, so that no other frame gets its id
-            elif room == "jax" and code.co_name == "eval_jaxpr" and through is None:
+                self._loops[id(frame)] = frame  # kept alive, so that no other frame gets its id
+            elif owner == "jax" and code.co_name == "eval_jaxpr" and through is None:
                 evaluations.append(frame)
-            elif room == "random" and through is None:
+            elif owner == "random" and through is None:
                 in_random = frame
-            elif room in ("own", "installed", "user"):
+            elif owner in ("own", "installed", "user"):
                 through = through or (code, frame.f_lineno)
-                speaking = speaking or (_spoken(frame) if room == "own" else None)
-                if room == "user":
+                helper = helper or (_helper_of(frame) if owner == "own" else None)
+                if owner == "user":
                     users.append((code, frame.f_lineno))
             frame = frame.f_back
-        if in_random is None and (written := self._written(kind, evaluations)):
+        if in_random is None and (written := self._from_traceback(kind, evaluations)):
             place, call, where = written
-            return Asker(place, call, None, tuple(loops), where)
+            return Origin(place, call, None, tuple(loops), where)
         where = users[0][0] if users else None
-        return Asker(place_of(users, through), self._called(kind, in_random), speaking, tuple(loops), where)
+        return Origin(place_of(users, through), self._called(kind, in_random), helper, tuple(loops), where)
 
     def _called(self, kind: str, frame: FrameType | None) -> Call:
         """The call of `jax.random` with this frame."""
@@ -224,13 +238,15 @@ class Observer:
             return None
         return self._call[2]
 
-    def _written(self, kind: str, evaluations: list[FrameType]) -> tuple[Place, Call, CodeType | None] | None:
-        """Who wrote the equations that run now, from their tracebacks: place, call, code."""
+    def _from_traceback(
+        self, kind: str, evaluations: list[FrameType]
+    ) -> tuple[Place, Call, CodeType | None] | None:
+        """Place, call and code of the equations that run now, from their tracebacks."""
         frames: list[tuple[CodeType, int]] = []
         written = None
         for evaluation in reversed(evaluations):
-            # The traceback of an equation ends where its jit began; that of the equation around it goes on.
-            frames = [*frames_of(evaluation.f_locals.get("eqn")), *frames]
+            # The traceback of an equation ends where its jit began; that of the outer equation has the rest.
+            frames = [*frames_of(evaluation.f_locals.get("eqn")), *frames]  # a local variable of JAX
             written = read_frames(frames)
             if written is not None and written[1] is not None:
                 # Everything inside an equation of jax.random belongs to it. JAX shares jaxprs among calls,
@@ -243,8 +259,8 @@ class Observer:
         return None if written is None else (written[0], Call(next(self._numbers), kind), None)
 
 
-def _spoken(frame: Any) -> tuple[str, Any] | None:
-    found = _SPEAKING.get((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
+def _helper_of(frame: Any) -> tuple[str, Any] | None:
+    found = _HELPERS.get((os.path.basename(frame.f_code.co_filename), frame.f_code.co_name))
     if found is None:
         return None
     word, names = found
@@ -253,7 +269,7 @@ def _spoken(frame: Any) -> tuple[str, Any] | None:
     if not names:
         return word, None
     index, n = (frame.f_locals.get(name) for name in names)
-    # As an array: numbers of Python are no part of a digest.
+    # As an array, because a digest ignores Python numbers.
     return word, (digest_of([np.asarray(index) if isinstance(index, int) else index]), n)
 
 
@@ -278,7 +294,7 @@ def _global_generators() -> dict[str, object]:
     """The states of the generators that every library of the process shares."""
     kind, words, *rest = np.random.get_state()
     states: dict[str, object] = {"NumPy": (kind, np.asarray(words).tobytes(), *rest)}
-    # beartype draws from Python's generator to choose which item of a list it checks.
+    # beartype draws from Python's generator to choose the item of a list that it checks.
     if "beartype" not in sys.modules:
         states["Python"] = random.getstate()
     return states

@@ -1,10 +1,10 @@
-"""An audit for people: text, a terminal, a page, a picture.
+"""Formats of an audit for people: text, terminal, HTML page, picture.
 
-Everything here reads the plain data of `AuditReport.to_dict` and judges nothing. The page needs no other
-file and no network; the picture is laid out here, so that SVG and PNG show the same.
+All of them read the plain data of `AuditReport.to_dict`. The page needs no other file and no network; SVG and
+PNG share one layout.
 
-Trees wider than a reader's patience are cut: after the first children of a key comes a line that says how
-many there are beside them. The table of the page and the plain data hold them all.
+The tree shows the first children of a key and the number of the others. The table of the page and the plain
+data have all of them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_MOST_CHILDREN = 12
+_MOST_CHILDREN = 12  # about a screen with their draws; a split of a thousand rows would hide the rest
 _MARKS = {"fault": "✗", "note": "·", None: " "}
 _COLORS = {"fault": "#b3261e", "note": "#8a6d00", "drawn": "#1b5e20", None: "#5f6368"}
 _STYLES = {"fault": "bold red", "note": "yellow", None: ""}
@@ -27,14 +27,14 @@ class Row:
     """One line of the tree of keys, as the picture shows it."""
 
     depth: int
-    parent: int | None  # index of the row it hangs on
+    parent: int | None  # index of the parent's row
     label: str
     detail: str
     rank: str | None
 
 
 def summary(data: Data) -> str:
-    """One line: how many draws, keys, faults, notes, and what was not seen."""
+    """One line: the numbers of draws, keys, faults, notes and regions that were not seen."""
     faults = sum(finding["rank"] == "fault" for finding in data["findings"])
     notes = len(data["findings"]) - faults
     draws = sum(draw["count"] for draw in data["draws"])
@@ -50,7 +50,7 @@ def summary(data: Data) -> str:
 
 
 def as_text(data: Data) -> str:
-    """Summary, findings, what was not seen, and the draws."""
+    """Summary, findings, regions that were not seen, and draws."""
     lines = [summary(data)]
     for finding in data["findings"]:
         lines += [f"{finding['rank']}: {finding['text']}{_allowed(finding)}"]
@@ -87,19 +87,19 @@ def show(data: Data, file: TextIO | None = None, width: int | None = None) -> No
     console.print(tree)
     table = rich.table.Table("key", "draw", "line", "times", box=None, header_style="bold")
     for draw in data["draws"]:
-        # Text, because the brackets of a name are markup to Rich.
+        # Text, because Rich reads the brackets of a name as markup.
         table.add_row(*map(rich.text.Text, (_keys(draw), _drawn(draw), draw["place"], str(draw["count"]))))
     console.print(table)
 
 
 def tree_rows(data: Data) -> list[Row]:
-    """The tree of keys, parents before children, wide families cut."""
+    """The tree of keys, parents before children, long lists of children cut."""
     children: dict[str | None, list[Data]] = defaultdict(list)
     known = {node["name"] for node in data["keys"]}
     for node in data["keys"]:
         children[node["parent"] if node["parent"] in known else None].append(node)
     rows: list[Row] = []
-    # A stack, not a recursion: a loop that carries its key makes a tree as deep as its steps.
+    # No recursion: a loop that carries its key makes a tree as deep as its steps.
     waiting: list[tuple[Data | Row, int, int | None]] = [
         (node, 0, None) for node in reversed(children.pop(None, []))
     ]
@@ -119,14 +119,14 @@ def tree_rows(data: Data) -> list[Row]:
 
 
 def _rest(cut: list[Data], depth: int, parent: int) -> Row:
-    """What is left out of a wide family, as one row."""
+    """One row for the children that are cut."""
     rank = "fault" if any(child["rank"] == "fault" for child in cut) else None
     return Row(depth, parent, f"… and {len(cut)} more", "", rank)
 
 
 def as_html(data: Data) -> str:
     """The page."""
-    findings = "".join(map(_finding_html, data["findings"])) or "<p>Nothing was found.</p>"
+    findings = "".join(map(_finding_html, data["findings"])) or "<p>No findings.</p>"
     findings += "".join(
         f'<div class="finding fault"><b>not seen</b> {_e(region["what"])} at {_e(region["place"])}</div>'
         for region in data["unseen"]
@@ -247,7 +247,7 @@ def _draw_html(draw: Data) -> str:
 def _details(finding: Data) -> Iterator[tuple[str, str]]:
     yield from (("derived", text) for text in finding["derivations"])
     yield from (("used", text) for text in finding["uses"])
-    yield "mend", finding["mend"]
+    yield "fix", finding["fix"]
 
 
 def _allowed(finding: Data) -> str:

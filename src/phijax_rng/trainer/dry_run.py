@@ -19,7 +19,7 @@ from phijax_rng.state import TrainState, advance
 from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, require_inside
 from phijax_rng.training.adaptive_refresh import with_sampler_state
 
-KEPT = ("root.sampling.stream('sampler', *)",)
+REUSABLE = ("root.sampling.stream('sampler', *)",)
 """Keys that are used at every step: a sampler that follows the step (`StepSampler`) has one for all steps."""
 
 Refresh = Callable[[TrainState, Any], TrainState]
@@ -43,11 +43,11 @@ def dry_run(
     """
     assert isinstance(spec.initial, FromSeed)
     root = keys.root_key(spec.initial.seed)
-    session = Session(names={"root": root}, allow=allow, kept=KEPT)
+    session = Session(names={"root": root}, allow=allow, reusable=REUSABLE)
     with session.observing():
         state = _initial_state(session, spec, root)
         source = spec.make_source(state.sampling_key)
-        with session.asked("what samplers start from"):
+        with session.request("what samplers start from"):
             state = with_sampler_state(state, source)
         source = source.prepare(spec.placement.home)
         require_inside(source)
@@ -55,7 +55,7 @@ def dry_run(
         recorded = _RecordedSource(source.source, session)
         source = adapt_source(recorded)
         # Diagnostics draw from the first states of samplers, and make these again.
-        with session.asked("what samplers start from"):
+        with session.request("what samplers start from"):
             refresh = (make_refresh or spec.make_refresh)(source, state)
         update = spec.make_update()
         for step in range(steps):
@@ -90,7 +90,7 @@ class _RecordedSource:
     def __call__(self, step: Step, *states: Mapping[str, Any]) -> Any:
         if isinstance(step, jax.core.Tracer) or int(step) != self.step:
             return self._source(step, *states)
-        with self._session.asked(f"the batch of step {self.step}"):
+        with self._session.request(f"the batch of step {self.step}"):
             return self._source(step, *states)
 
     def __getattr__(self, name: str) -> Any:

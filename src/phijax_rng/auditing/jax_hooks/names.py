@@ -48,8 +48,8 @@ def private_modules() -> Modules:
     modules, missing = _looked_up()
     if missing:
         raise RuntimeError(
-            f"JAX {jax.__version__} has moved what the audit looks through: {', '.join(missing)}. "
-            f"Use JAX 0.10.2 to {LAST_TESTED}, or a newer phijax_rng; training does not need the audit."
+            f"JAX {jax.__version__} lacks private names that the audit uses: {', '.join(missing)}. "
+            f"Use JAX 0.10.2 to {LAST_TESTED}, or a newer phijax_rng; training works without the audit."
         )
     return modules
 

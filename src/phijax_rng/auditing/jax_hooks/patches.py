@@ -21,10 +21,10 @@ def watching(watcher: Watcher) -> Iterator[None]:
     Raises:
         RuntimeError: another audit is open in this process, or JAX lacks a private name.
     """
-    modules = private_modules()
+    modules = private_modules()  # first: nothing is replaced in a JAX that lacks a name
     if not _lock.acquire(blocking=False):
         raise RuntimeError(
-            "an audit is open in this process already, and two would see each other's draws. "
+            "an audit already runs in this process, and two would record each other's draws. "
             "Run one after the other."
         )
     with contextlib.ExitStack() as stack:
@@ -38,6 +38,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         stack.enter_context(disable_jit())
         # JAX's own checker raises at the second use of a key, before the audit can report it.
         stack.enter_context(jax.debug_key_reuse(False))
+        # Last in, first out: nobody watches while the attributes are put back.
         activate(watcher)
         stack.callback(activate, None)
         yield

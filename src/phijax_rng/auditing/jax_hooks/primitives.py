@@ -87,4 +87,5 @@ def _bind_while(*args: Any, **params: Any) -> Any:
     # stops that. What the attempt drew is drawn again, so its events must go.
     if (watcher := mine()) is not None:
         watcher.discard_loop()
+    # The method of the class: the attribute of the instance is this function.
     return type(jep.while_p).bind(jep.while_p, *args, **params)

@@ -33,6 +33,8 @@ def _differentiating(original: Callable[..., Any], *, forward: bool = False) -> 
         watcher = mine()
         if watcher is None:
             return original(*args, **kwargs)
+        # The function is a partial that holds the arguments which are not differentiated, so a digest of both
+        # tells a second gradient at the same batch from one at the next batch.
         function, values = args[:2]
         with contextlib.ExitStack() as stack:
             stack.enter_context(watcher.enter("differentiations", (function, list(values))))
@@ -72,6 +74,7 @@ def _mapped_primitive(original: Callable[..., Any], modules: Modules) -> Callabl
         # Rows that exchange values along the axis of the map cannot run one after the other.
         if not holds_draw(params) or trace.axis_data.name in _named_axes(params):
             return original(trace, primitive, tracers, params)
+        # Under the trace of the map, so that draws inside meet this function again, one by one.
         if primitive.name in _INLINE:
             with _again(watcher, params), jax.extend.core.set_current_trace(trace):
                 return _inlined(params["jaxpr"], tracers)
@@ -92,6 +95,7 @@ def _rows_of(watcher: Watcher, trace: Any, operation: tuple[Any, Any, Parameters
     with jax.extend.core.set_current_trace(trace.parent_trace):
         operands = [trace.to_batch_info(tracer) for tracer in tracers]
         outs = by_row(watcher, primitive, operands, params, Mapped(trace.axis_data.size, False))
+    # What `BatchTrace` passes to its own tracers; error messages of JAX show it.
     here = source_info_util.current()
     wrapped = [tracer_type(trace, out, 0, here) for out in outs]
     return wrapped if primitive.multiple_results else wrapped[0]

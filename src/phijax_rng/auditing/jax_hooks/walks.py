@@ -1,7 +1,7 @@
-"""How regions that JAX would compile are run in the open.
+"""Runs regions that JAX would compile equation by equation.
 
-Each function here does what a primitive of JAX does, by binding the primitives inside of it one after the
-other: `while`, `cond`, `scan` and `jit` by their jaxprs, a mapped region row by row.
+Each function here does what a primitive of JAX does, by binding the primitives inside it in order: `while`,
+`cond`, `scan` and `jit` by their jaxprs, a mapped region row by row.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import jax.extend.core
 import jax.extend.core.primitives as jep
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Primitive
 
 from phijax_rng.auditing.events import Mapped
 from phijax_rng.auditing.jax_hooks.names import PRIMITIVES
@@ -27,6 +28,7 @@ Operand = tuple[jax.Array, int | None]
 
 
 def _exported(names: Iterable[str]) -> frozenset[object]:
+    # JAX exports different ones in different versions; the audit needs none of the raw generators.
     return frozenset(getattr(jep, name) for name in names if hasattr(jep, name))
 
 
@@ -37,8 +39,9 @@ RAW = _exported(_RAW_NAMES)
 RANDOM = _exported((*PRIMITIVES, *_RAW_NAMES))
 
 
-def holds_draw(value: Any) -> bool:
-    """Whether parameters of a primitive hold a jaxpr with a random primitive in it, at any depth."""
+def holds_draw(value: object) -> bool:
+    """Whether parameters of a primitive contain a random primitive, at any depth."""
+    # By attribute: a jaxpr may be open, closed, or wrapped by another class.
     if hasattr(value, "eqns"):
         return any(equation.primitive in RANDOM or holds_draw(equation.params) for equation in value.eqns)
     if isinstance(value, dict):
@@ -48,38 +51,49 @@ def holds_draw(value: Any) -> bool:
     return hasattr(value, "jaxpr") and not isinstance(value, type) and holds_draw(value.jaxpr)
 
 
-def _call(jaxpr: Any, *args: Any) -> list[Any]:
+def _call(jaxpr: ClosedJaxpr, *args: jax.Array) -> list[jax.Array]:
     return list(jax.extend.core.jaxpr_as_fun(jaxpr)(*args))
 
 
 def _walk_while(
-    *args: Any, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any, **_: Any
-) -> list[Any]:
+    *args: jax.Array,
+    cond_nconsts: int,
+    cond_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    **_: object,
+) -> list[jax.Array]:
     cond_consts, args = args[:cond_nconsts], args[cond_nconsts:]
     body_consts, carry = args[:body_nconsts], list(args[body_nconsts:])
     watcher = mine()
-    assert watcher is not None  # nobody else calls this
+    assert watcher is not None  # `primitives` calls a walk only for a watcher
     while True:
         going = np.asarray(_call(cond_jaxpr, *cond_consts, *carry)[0])
         if not going.any():
             return carry
-        # With a predicate for each row, JAX runs the body for all and keeps what the others had.
+        # With a predicate for each row, JAX runs the body for all rows and discards the finished ones.
         with watcher.enter("masks", going) if going.ndim else contextlib.nullcontext():
             following = _call(body_jaxpr, *body_consts, *carry)
         carry = [_where(going, new, old) for new, old in zip(following, carry, strict=True)]
 
 
-def _where(going: np.ndarray[Any, Any], new: Any, old: Any) -> Any:
+def _where(going: np.ndarray[Any, Any], new: jax.Array, old: jax.Array) -> jax.Array:
+    # Without an axis the predicate is that of all rows, and nothing has to be selected.
     if not going.ndim:
         return new
     return jnp.where(going.reshape(going.shape + (1,) * (jnp.ndim(new) - going.ndim)), new, old)
 
 
-def _walk_cond(index: Any, *operands: Any, branches: Any, **_: Any) -> list[Any]:
+def _walk_cond(
+    index: jax.Array, *operands: jax.Array, branches: tuple[ClosedJaxpr, ...], **_: object
+) -> list[jax.Array]:
+    # JAX clamps an index outside of the branches.
     return _call(branches[min(max(int(index), 0), len(branches) - 1)], *operands)
 
 
-def _walk_scan(*args: Any, jaxpr: Any, length: int, reverse: bool, **params: Any) -> Any:
+def _walk_scan(
+    *args: jax.Array, jaxpr: ClosedJaxpr, length: int, reverse: bool, **params: Any
+) -> list[jax.Array]:
     num_consts, num_carry = _scan_counts(params)
     consts, carry, xs = (
         args[:num_consts],
@@ -95,14 +109,14 @@ def _walk_scan(*args: Any, jaxpr: Any, length: int, reverse: bool, **params: Any
     return [*carry, *(jnp.stack(rows) for rows in zip(*ordered, strict=True))]
 
 
-def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+def _scan_counts(params: Parameters) -> tuple[int, int]:
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # how newer versions say it
+    consts, carry, _ = params["ft_in"].unpack()  # newer versions of JAX have a tree of arguments instead
     return len(consts), len(carry)
 
 
-def _walk_jit(*args: Any, jaxpr: Any, **_: Any) -> list[Any]:
+def _walk_jit(*args: jax.Array, jaxpr: ClosedJaxpr, **_: object) -> list[jax.Array]:
     return _call(jaxpr, *args)
 
 
@@ -114,13 +128,14 @@ WALKS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Numbers of the maps that ran row by row; rows of different maps must not compare as rows of one.
 _groups = itertools.count()
 
 
 def by_row(
-    watcher: Watcher, primitive: Any, operands: list[Operand], params: Parameters, around: Mapped
-) -> list[Any]:
-    """One call of `primitive` for each row of what is mapped, and the results stacked."""
+    watcher: Watcher, primitive: Primitive, operands: list[Operand], params: Parameters, around: Mapped
+) -> list[jax.Array]:
+    """Calls `primitive` for each row of the mapped operands, and stacks the results."""
     group = next(_groups)
     rows = []
     for index in range(around.size):
