@@ -1,4 +1,4 @@
-"""Balancers, adaptive samplers and callbacks on eight devices and in two processes equal those on one device."""
+"""Balancers, adaptive samplers and callbacks: eight devices and two processes give the results of one device."""
 
 import ast
 import json
