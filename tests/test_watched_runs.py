@@ -1,4 +1,4 @@
-"""Balancers, adaptive samplers and callbacks: eight devices and two processes give the results of one device."""
+"""Balancers, adaptive samplers and callbacks: eight devices and two processes give what one device gives."""
 
 import ast
 import json
