@@ -402,7 +402,7 @@ BOX = UniformDomainSampler([(0.0, 1.0)])
         (
             lambda: NamedBatchSource([BC], {"bc": 1}, KEY),
             TypeError,
-            f"samplers must be a mapping, got {[BC]!r}. Pass a dict keyed by name.",
+            "samplers must be a mapping, got [RandomRowSampler(...)]. Pass a dict keyed by name.",
         ),
         (
             lambda: NamedBatchSource({}, {}, KEY),
