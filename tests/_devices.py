@@ -115,7 +115,7 @@ def uneven_source(hosted: bool = False) -> NamedBatchSource:
 
 def masked_batches(placement: Any, own: NamedBatchSource, steps: int) -> tuple[list[Any], TrainLoop]:
     """Batch and mask of every step as the compiled program was given them."""
-    prepared = own.prepare(placement.home)
+    prepared = own.prepare(placement.host_device)
     shapes = jax.tree.map(np.asarray, own(0))
     filled = placement.shares.filled
     kept = {
@@ -365,7 +365,7 @@ def fed_batches(placement: Any, source: NamedBatchSource, steps: int) -> list[An
         "box": {"inputs": np.zeros((8, 1), np.float32)},
     }
     state = initialize_train_state(shapes, NoOptimizer(), {}, keys.split_root(5))
-    feed = open_source(source.prepare(placement.home), 0, steps, placement)
+    feed = open_source(source.prepare(placement.host_device), 0, steps, placement)
     try:
         loop = TrainLoop(Keep(), state, feed.source, placement=placement)
         state, seen = loop.place(state), []

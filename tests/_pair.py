@@ -105,7 +105,12 @@ def agreements() -> None:
     _refused(lambda: resolve(3))
     _refused(lambda: resolve(jax.local_devices()))
     two = resolve(4)
-    print("four", [device.process_index for device in two.devices], two.home.process_index, two.spans)
+    print(
+        "four",
+        [device.process_index for device in two.devices],
+        two.host_device.process_index,
+        two.is_multiprocess,
+    )
     own = Path(tempfile.mkdtemp())
     if index == 0:
         (own / "5").mkdir()

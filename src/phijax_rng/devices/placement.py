@@ -58,23 +58,23 @@ class Placement:
     uneven: str = "refuse"
 
     @property
-    def everywhere(self) -> Sharding:
+    def replicated(self) -> Sharding:
         """The sharding of replicated arrays."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
-    def home(self) -> jax.Device:
+    def host_device(self) -> jax.Device:
         """The first of the devices that belong to this process; computations for the host run there."""
         # A process can use its own devices only, and the first of the mesh may belong to another one.
         index = jax.process_index()
         return next(device for device in self.devices if device.process_index == index)
 
     @property
-    def spans(self) -> bool:
+    def is_multiprocess(self) -> bool:
         """Whether the devices belong to several processes."""
-        return not self.everywhere.is_fully_addressable
+        return not self.replicated.is_fully_addressable
 
     @property
     def data_axis(self) -> str:
@@ -96,7 +96,7 @@ class Placement:
             ValueError: the shardings do not fit the state.
         """
         if self.mesh is None or self.shardings is None:
-            return jax.tree.map(lambda leaf: self.everywhere, state)
+            return jax.tree.map(lambda leaf: self.replicated, state)
         shardings = self.shardings(state)
         try:
             full = jax.tree.broadcast(shardings, state, is_leaf=_is_sharding)
@@ -120,7 +120,7 @@ class Placement:
     def replicate(self, tree: T) -> T:
         """Replicates arrays that every process has; arrays on this mesh are returned as they are."""
         if self.mesh is None:
-            return jax.device_put(tree, self.everywhere)
+            return jax.device_put(tree, self.replicated)
         return jax.tree.map(self._replicate, tree)
 
     def place_if_distributed(self, state: TrainState) -> TrainState:
@@ -131,9 +131,9 @@ class Placement:
         sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
         if isinstance(leaf, jax.Array) and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
             return leaf
-        if self.spans:
-            return processes.replicate(leaf, self.everywhere)
-        return jax.device_put(leaf, self.everywhere)
+        if self.is_multiprocess:
+            return processes.replicate(leaf, self.replicated)
+        return jax.device_put(leaf, self.replicated)
 
     def constrain(self, state: TrainState, shardings: TrainState) -> TrainState:
         """Constrains the state to its shardings, from `of_state`, inside a compiled program."""

@@ -93,7 +93,7 @@ def resume_run(plan: ResumePlan, inputs: RunInputs, fresh: TrainState, root: Key
     """
     restored, source = _restore(plan, inputs, fresh)
     # With its arrays on the first device; the loop puts its own copy on every other one.
-    source = source.prepare(inputs.placement.home)
+    source = source.prepare(inputs.placement.host_device)
     base = run_contract.build(
         restored.state,
         source,

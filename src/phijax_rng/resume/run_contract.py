@@ -167,7 +167,7 @@ def build(
         training: from `describe_training`.
         placement: where the run trains.
     """
-    described = environment.describe(placement.home)
+    described = environment.describe(placement.host_device)
     described["machine"] = {**described["machine"], **placement.describe_state(state)}
     return contract.build(
         root=root,

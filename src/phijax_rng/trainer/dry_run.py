@@ -49,7 +49,7 @@ def dry_run(
         source = spec.make_source(state.sampling_key)
         with session.request("what samplers start from"):
             state = with_sampler_state(state, source)
-        source = source.prepare(spec.placement.home)
+        source = source.prepare(spec.placement.host_device)
         require_inside(source)
         require_batches(source.names, spec.batch_keys)
         recorded = _RecordedSource(source.source, session)

@@ -216,7 +216,7 @@ class Trainer:
             FileNotFoundError: there is no such checkpoint.
         """
         function, model_state = predict.trained_model(trained, module, step)
-        return predict.predict(function, model_state, inputs, batch_size, resolve(self.devices).home)
+        return predict.predict(function, model_state, inputs, batch_size, resolve(self.devices).host_device)
 
     def audit(
         self,

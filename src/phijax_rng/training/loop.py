@@ -94,7 +94,7 @@ class TrainLoop:
         self._on_nonfinite = validation.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._placed = placement or on_device(device)
         _require_step(train_step, self._placed.shares.pads)
-        self._sharding = self._placed.everywhere
+        self._sharding = self._placed.replicated
         self._of_state = self._placed.of_state(state)
         self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
         self._refresh = refresh
@@ -110,7 +110,7 @@ class TrainLoop:
         program = jax.jit(functools.partial(_program, update), **self._outputs())
         from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
 
-        lowered = cpu_threefry.lower(program, arguments, self._placed.home.platform)
+        lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
         self.names = recorded.names
         self.loss_names = recorded.loss_names

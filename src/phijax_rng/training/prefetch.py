@@ -109,7 +109,7 @@ class Prefetcher:
 
     def _placed(self, start: Any, stacked: Tree) -> "StackedBatches":
         if self._placement is None or self._placement.mesh is None:
-            device = None if self._placement is None else self._placement.everywhere
+            device = None if self._placement is None else self._placement.replicated
             return jax.device_put(StackedBatches(start, stacked, self._names), device)
         shares = self._placement.shares
         sizes = tuple(jax.tree.leaves(self._sizes)) if shares.pads else None
