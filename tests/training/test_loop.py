@@ -664,7 +664,7 @@ def test_a_record_named_step_is_refused():
 
     message = (
         "the records of train_step must not be named 'step', got 'step'. "
-        "Rename it: rows of the history have a step of their own."
+        "Rename it: rows of the history have a step already."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         TrainLoop(train_step, poisoned_state(), Poison())
