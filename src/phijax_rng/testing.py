@@ -28,7 +28,8 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
-from phijax_rng.auditing.audit import AuditReport, audit
+from phijax_rng.auditing.audit import audit
+from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.sampling.adapters import adapt_source
 
 MakeRun = Callable[[str], Callable[[int], Any]]

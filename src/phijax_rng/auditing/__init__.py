@@ -1,7 +1,8 @@
 """Which key draws what, and which keys are used twice."""
 
 from phijax_rng._base.exports import publish
-from phijax_rng.auditing.audit import AuditReport, audit
+from phijax_rng.auditing.audit import audit
+from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.auditing.findings import Draw, Finding
 
 __all__ = [

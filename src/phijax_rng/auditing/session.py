@@ -11,7 +11,7 @@ import numpy as np
 from phijax_rng._base import validation
 from phijax_rng.auditing import jax_hooks
 from phijax_rng.auditing.analysis import examine
-from phijax_rng.auditing.audit import AuditReport
+from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.auditing.events import Words, words_of
 from phijax_rng.auditing.findings import Bits, bits_of
 from phijax_rng.auditing.recorder import Observer

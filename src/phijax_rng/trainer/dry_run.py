@@ -12,7 +12,7 @@ import jax
 
 from phijax_rng import keys
 from phijax_rng._base.types import Step
-from phijax_rng.auditing.audit import AuditReport
+from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.auditing.session import Session
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
 from phijax_rng.state import TrainState, advance

@@ -23,7 +23,7 @@ from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Seed, Step
-from phijax_rng.auditing.audit import AuditReport
+from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, adapt_callbacks
 from phijax_rng.checkpoints.manager import Checkpoints
