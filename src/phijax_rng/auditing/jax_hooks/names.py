@@ -15,8 +15,8 @@ Modules = Mapping[str, ModuleType]
 """Modules of `jax._src` by name."""
 
 PRIVATE_NAMES = {
-    # The frames of `eval_jaxpr` say which equation runs, and the equation where its line is.
-    "core": ("eval_jaxpr", "EvalTrace.process_shard_map"),
+    # Frames of `eval_jaxpr` have the equation that runs in a local variable, and the equation has its line.
+    "core": ("eval_jaxpr.eqn", "EvalTrace.process_shard_map"),
     "dispatch": ("xla_primitive_callable",),
     "interpreters.ad": ("linearize", "jvp"),
     "interpreters.batching": ("BatchTrace.process_primitive", "BatchTrace.to_batch_info", "BatchTracer"),
@@ -72,6 +72,8 @@ def _has(module: ModuleType, dotted: str) -> bool:
     for name in dotted.split("."):
         # Attributes that only instances have are annotations of their class.
         if isinstance(owner, type) and name in inspect.get_annotations(owner):
+            return True
+        if inspect.isfunction(owner) and name in owner.__code__.co_varnames:
             return True
         if not hasattr(owner, name):
             return False
