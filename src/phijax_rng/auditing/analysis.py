@@ -102,17 +102,17 @@ class _Examination:
 
     def _without_rows(self, bits: Bits, draws: list[Use]) -> list[Use]:
         """Counts draws of different rows of one `vmap` once, and reports them as broadcast."""
-        kept: dict[tuple[Any, ...], Use] = {}
+        remaining: dict[tuple[Any, ...], Use] = {}
         for use in draws:
             rows = self.history.rows[use.event.call.number]
             groups = tuple(group for group, _, _ in rows)
-            first = kept.setdefault((groups, use.signature) if groups else (use.index,), use)
+            first = remaining.setdefault((groups, use.signature) if groups else (use.index,), use)
             if first is not use and self.history.rows[first.event.call.number] != rows:
                 if not self._computed_again(bits, first.event):
                     self._report("broadcast", bits, [first], rows=rows[-1][2].size)
             elif first is not use:
-                kept[(use.index,)] = use
-        return sorted(kept.values(), key=lambda use: use.index)
+                remaining[(use.index,)] = use
+        return sorted(remaining.values(), key=lambda use: use.index)
 
     def _computed_again(self, bits: Bits, event: Event) -> bool:
         """Whether `checkpoint` repeats in the backward pass what the forward pass drew."""
@@ -124,29 +124,29 @@ class _Examination:
 
     def _without_positions(self, draws: list[Use]) -> list[Use]:
         """Counts calls of one keyed permutation once: other positions need no other key."""
-        kept: dict[Any, Use] = {}
+        remaining: dict[Any, Use] = {}
         for use in draws:
             word, arguments = use.event.helper or ("", None)
             if word in _PERMUTATIONS:
-                positions = {u.event.helper for u in kept.values() if u.event.helper}
+                positions = {u.event.helper for u in remaining.values() if u.event.helper}
                 # A permutation of another range is another draw from the key.
                 others = all(
                     p[0] in _PERMUTATIONS and _range_of(p) == _range_of((word, arguments)) for p in positions
                 )
                 if positions and others and (word, arguments) not in positions:
                     continue
-            kept[use.index] = use
-        return list(kept.values())
+            remaining[use.index] = use
+        return list(remaining.values())
 
     def _without_replays(self, bits: Bits, draws: list[Use]) -> list[Use]:
-        kept: list[Use] = []
+        remaining: list[Use] = []
         for use in draws:
-            original = next((earlier for earlier in kept if _replays(use, earlier)), None)
+            original = next((earlier for earlier in remaining if _replays(use, earlier)), None)
             if original is None:
-                kept.append(use)
+                remaining.append(use)
             else:
                 self._report("replay", bits, [original, use])
-        return kept
+        return remaining
 
     def _kind_of_repeat(self, bits: Bits, draws: list[Use], ways: list[Derivation]) -> str:
         if len(ways) > 1:
@@ -172,10 +172,10 @@ class _Examination:
         times = "twice" if len(uses) == 2 else f"{len(uses)} times"
         uses = uses[:20]  # a loop may draw thousands of times; more lines would not help a reader
         callers = _parting_callers(uses)
-        shown = list(
+        listed = list(
             {(u.place, c): (u, c) for u, c in reversed(list(zip(uses, callers, strict=True)))}.values()
         )
-        shown = shown[::-1][:4] if len(shown) > 1 else list(zip(uses, callers, strict=True))[:2]
+        listed = listed[::-1][:4] if len(listed) > 1 else list(zip(uses, callers, strict=True))[:2]
         text = _SENTENCES[kind].format(name=name, rows=rows, times=times)
         derivations = [self._derived_text(d) for d in self._shown_derivations(bits, kind)]
         self.findings.append(
@@ -184,8 +184,8 @@ class _Examination:
                 rank,
                 (name,),
                 tuple(derivations),
-                tuple(use.text + (f", called from {c}" if c else "") for use, c in shown),
-                tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in shown),
+                tuple(use.text + (f", called from {c}" if c else "") for use, c in listed),
+                tuple(dataclasses.replace(use.place, callers=(c,) if c else ()) for use, c in listed),
                 text,
                 self._fix(bits, kind, uses),
             )
@@ -278,8 +278,8 @@ class _Examination:
         names = names or (tuple(self.history.name(b) for b in bits_of(event.out)[:1]) if event.out else ())
         derivations: tuple[str, ...] = ()
         if event.keys is not None:
-            shown = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
-            derivations = tuple(map(self._derived_text, shown))
+            listed = self._shown_derivations(bits_of(event.keys)[0], kind)[:1]
+            derivations = tuple(map(self._derived_text, listed))
         use = f"{event.call.function} at {event.place}" + (f", called from {caller}" if caller else "")
         self.findings.append(Finding(kind, rank, names, derivations, (use,), (place,), text, FIXES[kind]))
 

@@ -208,11 +208,11 @@ class History:
         shapes = {e.call.number: (e.shape, e.bits) for e in self.events if e.kind in ("bits", "gamma")}
         for found in (item[1] for item in sorted(calls.items(), key=_first_index)):
             use = next(iter(found.values()))
-            event, asked = use.event, use.event.call
-            primitive = event.helper[0] if event.kind == "unwrap" and event.helper else asked.function
-            shape, width = shapes.get(asked.number, ((), event.bits))
-            shape = asked.shape if asked.shape is not None else shape
-            dtype = asked.dtype or f"uint{width}"
+            event, call = use.event, use.event.call
+            primitive = event.helper[0] if event.kind == "unwrap" and event.helper else call.function
+            shape, width = shapes.get(call.number, ((), event.bits))
+            shape = call.shape if call.shape is not None else shape
+            dtype = call.dtype or f"uint{width}"
             draw = Draw(tuple(map(self.name, found)), primitive, shape, dtype, event.place)
             counted[draw] += 1
         return tuple(dataclasses.replace(draw, count=count) for draw, count in counted.items())

@@ -75,7 +75,7 @@ class Observer:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Records events inside the block."""
-        jax.devices()  # the first look for devices starts a thread of JAX
+        jax.devices()  # the first search for devices starts a thread of JAX
         generators, threads = _global_generators(), set(threading.enumerate())
         try:
             with jax_hooks.watching(self):
@@ -158,7 +158,7 @@ class Observer:
 
     def discard_loop(self) -> None:
         """See `jax_hooks.Watcher`."""
-        # Frames of this package and of type checkers lie between the loop and this method.
+        # Frames of this package and of type checkers are between the loop and this method.
         frame: Any = sys._getframe(1)
         while owner_of(frame.f_code.co_filename) in ("hidden", "transparent"):
             frame = frame.f_back
