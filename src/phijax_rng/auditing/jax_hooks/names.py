@@ -19,7 +19,11 @@ PRIVATE_NAMES = {
     "core": ("eval_jaxpr.eqn", "EvalTrace.process_shard_map"),
     "dispatch": ("xla_primitive_callable",),
     "interpreters.ad": ("linearize", "jvp"),
-    "interpreters.batching": ("BatchTrace.process_primitive", "BatchTrace.to_batch_info", "BatchTracer"),
+    # What an instance of BatchTrace holds shows as the parameters of its initializer.
+    "interpreters.batching": (
+        *("BatchTrace.process_primitive", "BatchTrace.to_batch_info", "BatchTracer"),
+        *("BatchTrace.__init__.axis_data", "BatchTrace.__init__.parent_trace"),
+    ),
     # The bits of a key without a computation, which a trace around the draw would record.
     "random.prng": ("PRNGKeyArray._base_array", "PRNGKeyArray._impl", "random_wrap_p", "random_unwrap_p"),
     "random.core": ("random_clone_p",),
