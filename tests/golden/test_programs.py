@@ -11,6 +11,7 @@ from tests._subprocess import EIGHT_DEVICES, run_python
 PINNED = json.loads(Path(__file__).with_name("programs.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.full  # on both versions of JAX in .ci/run
 @pytest.mark.skipif(jax.__version__ not in PINNED, reason="programs are pinned for each version of JAX")
 def test_the_heat_problem_has_the_program_it_had():
     printed = run_python(

@@ -121,6 +121,7 @@ def on_host(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+@pytest.mark.full
 def test_a_source_asked_by_step_and_state_does_not_show_where_its_rows_lie():
     hosted, whole = PROBLEMS[True].source(), PROBLEMS[False].source()
     assert (hosted.traceable, whole.traceable) == (False, True)
@@ -177,6 +178,7 @@ def test_x64_moves_no_batch_of_a_mixed_source():
         assert_trees_bitwise_equal(on_host(PROBLEMS[True].source()(7, state)), plain, dict_order=False)
 
 
+@pytest.mark.full
 def test_an_audit_of_such_a_run_finds_no_fault():
     report = Trainer(2, progress=False).audit(MODULE, steps=1, **PROBLEMS[True].arguments)
     assert [finding for finding in report.findings if finding.rank == "fault"] == []

@@ -44,6 +44,7 @@ def test_traces_and_weights_are_those_of_phijax(chunk):
     np.testing.assert_allclose(state["weights"], [101.14286, 41.64706, 0.33714285], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_trace_is_the_mean_square_of_the_jacobian_row_by_row():
     params = _balancing.init(jax.random.key(3))
     module = _balancing.make_module()
