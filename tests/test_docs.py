@@ -19,7 +19,7 @@ PAGES = [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if HAS_BLOCKS.search(page.read_text(encoding="utf-8"))
 ]
-EVERYDAY = [ROOT / "docs" / f"{name}.md" for name in ("eight-ways", "index", "streams")]
+EVERYDAY = [ROOT / "docs" / f"{name}.md" for name in ("index", "streams")]
 
 
 def run_page(path: Path, folder: Path) -> None:

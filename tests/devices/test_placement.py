@@ -140,7 +140,7 @@ def runs_and_resumes(*counts):
     assert _devices.farthest(other, whole[1]) > 1e-2, "the control"
 
 
-@pytest.mark.parametrize("counts", mostly_full([[1, 8], [*COUNTS]], everyday=[[1, 8]]))
+@pytest.mark.parametrize("counts", mostly_full([[1, 8], [*COUNTS]], everyday=[]))
 def test_a_run_saved_on_some_devices_resumes_on_others(in_eight, counts):
     table = in_eight(runs_and_resumes, *counts)
     print(table)

@@ -36,6 +36,7 @@ def test_one_process_agrees_with_itself():
         processes.run_on_primary(lambda: 1 // 0)
 
 
+@pytest.mark.full
 def test_two_processes_use_the_values_of_the_first(in_both):
     first, second = (output.splitlines() for output in in_both(_pair.agreements))
     first = [line for line in first if "drew seed" not in line]

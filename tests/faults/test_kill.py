@@ -23,6 +23,7 @@ def require_uninterrupted(folder, stop):
     assert_trees_bitwise_equal(checkpoints.restore(problem.state()), problem.run(stop))
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_three_times_ends_in_the_bits_of_an_uninterrupted_one(tmp_path):
     reference = _kills.run_once(tmp_path / "reference", STOP)
     assert (reference.returncode, reference.lines[-1]) == (0, f"done {STOP}")

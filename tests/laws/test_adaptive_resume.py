@@ -41,7 +41,7 @@ BALANCERS = {
 CUTS = [(kind, cut) for kind in ("gradnorm", "ntk") for cut in range(END + 1)]
 CUTS += [("relobralo", cut) for cut in (0, 1, 7)] + [("uncertainty", cut) for cut in (0, 1, 7)]
 # The ends, an update of the weights and the step behind it.
-EVERYDAY = [("gradnorm", cut) for cut in (0, 1, 3, 4, END)] + [("ntk", cut) for cut in (0, 5, 6)]
+EVERYDAY = [("gradnorm", cut) for cut in (0, 1, 3, 4, END)] + [("ntk", cut) for cut in (5, 6)]
 EVERYDAY += [("relobralo", 7), ("uncertainty", 7)]
 OPTIMIZER = optax.adam(1e-2)
 MODULE, DATA = _balancing.make_module(), _balancing.make_data()

@@ -60,8 +60,14 @@ def test_k_steps_and_a_resume_to_20_are_20_steps(cuts, tmp_path, problem, cut):
 
 @pytest.mark.parametrize(
     ("problem", "chunk_size"),
-    [(_problems.heat, 1), (_problems.dropout, 7), (_problems.statistics, 64)],
-    ids=["adam-1", "dropout-7", "statistics-64"],
+    mostly_full(
+        {
+            "adam-1": (_problems.heat, 1),
+            "dropout-7": (_problems.dropout, 7),
+            "statistics-64": (_problems.statistics, 64),
+        },
+        everyday=["dropout-7"],
+    ),
 )
 def test_three_resumes_with_other_chunks_logs_and_saves_are_one_run(tmp_path, problem, chunk_size):
     whole = problem().run(90)

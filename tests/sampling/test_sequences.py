@@ -71,6 +71,7 @@ def test_each_axis_is_stratified_at_every_power_of_two(seed):
             assert len(cells(unit[:, axis, None], [size])) == size
 
 
+@pytest.mark.full
 @few
 @given(seeds)
 def test_a_scrambled_point_does_not_depend_on_the_size_of_its_batch(seed):
@@ -99,9 +100,7 @@ def test_coordinates_are_multiples_of_two_to_the_minus_24_below_one():
 # Latin hypercubes
 
 
-@pytest.mark.parametrize(
-    "size", mostly_full([1, 2, 3, 7, 97, 1000, 4099, 2**16 + 1, 2**20], everyday=[1, 7, 2**20])
-)
+@pytest.mark.parametrize("size", mostly_full([1, 2, 3, 7, 97, 1000, 4099, 2**16 + 1, 2**20], everyday=[1, 7]))
 def test_every_interval_of_every_axis_holds_one_point(size):
     for seed in range(3 if size < 2**16 else 1):
         unit = points(LatinHypercubeSampler(SQUARE), keys.root_key(seed), size).astype(float)

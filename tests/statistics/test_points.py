@@ -16,6 +16,8 @@ from scipy.stats import qmc
 from phijax_rng import LatinHypercubeSampler, NamedBatchSource, SobolSampler, keys
 from phijax_rng.sampling.geometry import Ball, Box, BoxEdges, BoxFaces, SpaceTimeCylinder, Sphere, Union
 
+pytestmark = pytest.mark.full  # many draws each
+
 FALSE_ALARM = 1e-4
 KEY = keys.split_root(41).sampling
 NUM_STEPS, SIZE = 64, 256

@@ -16,6 +16,8 @@ from scipy import stats
 
 from phijax_rng import NamedBatchSource, ShuffledRowSampler, WeightedRowSampler, keys
 
+pytestmark = pytest.mark.full  # many draws each
+
 FALSE_ALARM = 1e-4
 KEY = keys.split_root(31).sampling
 NUM_STEPS = 4_000

@@ -18,6 +18,8 @@ from phijax_rng import (
     keys,
 )
 
+pytestmark = pytest.mark.full  # many draws each
+
 FALSE_ALARM = 1e-4
 KEY = keys.split_root(31).sampling
 NUM_STEPS = 2_000

@@ -352,6 +352,7 @@ def balanced(stop, folder=None, **words):
     return trainer.fit(MODULE, seed=0, balancer=balancer, **words, **PROBLEM.arguments).state
 
 
+@pytest.mark.full
 def test_samplers_and_a_balancer_are_refreshed_in_one_run_and_over_a_resume(tmp_path):
     whole = balanced(STOP)
     for cut in (3, 4, 7):
