@@ -65,7 +65,7 @@ _SURVIVES = (
 # The text of an unchanged program differs when one of these changes, so its digest cannot show whether a
 # learning rate or a loss changed as well.
 _MOVES_PROGRAM = (
-    *("versions.jax", "settings.jax", "machine.platform", "source"),
+    *("versions.jax", "versions.phijax-rng", "settings.jax", "machine.platform", "source"),
     *("machine.devices", "machine.processes", "machine.mesh", "machine.shardings"),
     "machine.uneven",
 )
