@@ -18,10 +18,11 @@ from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState, Rows
-from phijax_rng.state import TrainState, is_trainable, merge, trainable
+from phijax_rng.state import TrainState, merge, trainable
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.module import LossModule, StepOutput
+from phijax_rng.training.variables import is_none, none_of, replaced_leaves
 
 TOTAL = "total_loss"
 """The name under which the balanced sum of the losses is recorded."""
@@ -128,7 +129,7 @@ class LossTrainStep:
 
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
-        grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=_is_none)
+        grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
         # A plain transformation ignores the extra arguments; line searches evaluate `value_fn` themselves.
         updates, optimizer_state = optax.with_extra_args_support(self.optimizer).update(
             grads,
@@ -161,12 +162,12 @@ class LossTrainStep:
         def evaluate(variables: ModelState, batches: Batches, key: KeyScalar) -> _Evaluated:
             given = merge(variables, model_state)
             output = self.module.evaluate(given, batches, key, mask)
-            replaced = _replaced_leaves(output.model_state, given)
+            replaced = replaced_leaves(output.model_state, given)
             # `_Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
             return replaced, _Pairs(output.losses), _Pairs(output.diagnostics)
 
         if self.microbatches == 1:
-            return evaluate(_none_of(model_state), batches, key)
+            return evaluate(none_of(model_state), batches, key)
         if mask is not None:
             raise ValueError(
                 f"microbatches={self.microbatches} averages over slices of a batch, and slices of a padded "
@@ -205,9 +206,9 @@ def _one_by_one(
     # The first trace shows which leaves the losses replace; a scan must know them before it starts.
     # Shapes are enough here; nothing is computed twice.
     first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
-    carried = jax.eval_shape(turn, _none_of(model_state), first)[0]
+    carried = jax.eval_shape(turn, none_of(model_state), first)[0]
     start = jax.tree.map(
-        lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=_is_none
+        lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=is_none
     )
     # `checkpoint` recomputes a slice in the backward pass, so that the activations of one slice are kept.
     variables, outputs = jax.lax.scan(jax.checkpoint(turn), start, (slices, keys))
@@ -235,15 +236,6 @@ def _summary(values: jax.Array) -> jax.Array:
     return jnp.mean(values, axis=0) if jnp.issubdtype(values.dtype, jnp.inexact) else values[-1]
 
 
-def _none_of(model_state: ModelState) -> Any:
-    """`model_state` with `None` in place of every leaf."""
-    return jax.tree.map(lambda leaf: None, model_state)
-
-
-def _is_none(leaf: object) -> bool:
-    return leaf is None
-
-
 def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> Any:
     """The gradient of a parameter; zero for a variable, which the optimizer must not change."""
     if grad is None:
@@ -252,41 +244,6 @@ def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> An
         return jnp.zeros_like(grad)
     # JAX's gradient of a real function of complex parameters is the conjugate of the ascent direction.
     return jnp.conj(grad) if jnp.iscomplexobj(grad) else grad
-
-
-def _replaced_leaves(returned: ModelState | None, given: ModelState) -> Any:
-    """The leaves of `returned` that differ in identity from those of `given`; `None` in place of the others.
-
-    Identity is decided while tracing, so a `jit` or `checkpoint` around `losses` would replace every leaf.
-    """
-    if returned is None:
-        return _none_of(given)
-    _require_same_structure(returned, given)
-
-    def replaced(new: jax.Array, old: jax.Array) -> Any:
-        return None if new is old else jax.lax.stop_gradient(jnp.asarray(new)) if is_trainable(old) else new
-
-    variables = jax.tree.map(replaced, returned, given)
-    num_trainable = len(jax.tree.leaves(trainable(given)))
-    if num_trainable and num_trainable == len(jax.tree.leaves(trainable(variables))):
-        raise ValueError(
-            "losses returned a model_state in which every floating leaf was replaced, so nothing would be "
-            "trained. Return the parameters unchanged, for example "
-            "{**model_state, 'batch_stats': new}, "
-            "with no jit or checkpoint around `losses`."
-        )
-    return variables
-
-
-def _require_same_structure(returned: ModelState | None, given: ModelState) -> None:
-    before, after = (str(jax.tree.structure(tree)) for tree in (given, returned))
-    if before != after:
-        raise ValueError(
-            "losses returned a model_state of another structure\n"
-            f"  given:    {before}\n"
-            f"  returned: {after}\n"
-            "Return the whole model state, with updated variables."
-        )
 
 
 def _require_same_losses(losses: Mapping[str, Any], names: tuple[str, ...] | None, label: str) -> None:
