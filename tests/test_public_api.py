@@ -137,7 +137,7 @@ ALLOWED = {
     "downward by name": ("from phijax_rng.sampling.rows import Sampler", "training/prefetch.py"),
     "within a wing": ("from . import rows\nfrom .rows import RandomRowSampler", "sampling/sources.py"),
     "the whole package from the top": ("import phijax_rng", "testing.py"),
-    "each engine at home": ("import optax", "training/step.py"),
+    "each engine at home": ("import optax", "training/optimizer_call.py"),
 }
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
@@ -22,6 +21,7 @@ from phijax_rng.state import TrainState, merge, trainable
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.module import LossModule, StepOutput
+from phijax_rng.training.optimizer_call import optimizer_update
 from phijax_rng.training.variables import is_none, none_of, replaced_leaves
 
 TOTAL = "total_loss"
@@ -130,17 +130,16 @@ class LossTrainStep:
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
-        # A plain transformation ignores the extra arguments; line searches evaluate `value_fn` themselves.
-        updates, optimizer_state = optax.with_extra_args_support(self.optimizer).update(
+        params, optimizer_state = optimizer_update(
+            self.optimizer,
             grads,
             state.optimizer_state,
             params,
             value=total,
-            grad=grads,
             value_fn=lambda params: objective(params)[0],
         )
         # Parameters first, then variables: a leaf that the losses replaced keeps its new value.
-        updated = merge(optax.apply_updates(params, updates), state.model_state)
+        updated = merge(params, state.model_state)
         following = state.replace(
             model_state=merge(variables, updated),
             optimizer_state=optimizer_state,
