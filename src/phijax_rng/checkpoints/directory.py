@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phijax_rng._base import validation
-from phijax_rng.checkpoints.document import loads
+from phijax_rng.checkpoints.document import DOCUMENT, DOCUMENT_FILE, loads
 from phijax_rng.errors import DamagedCheckpointError
-
-DOCUMENT = "document"
-DOCUMENT_FILE = "document.json"
 
 T = TypeVar("T")
 

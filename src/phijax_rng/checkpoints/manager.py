@@ -32,9 +32,9 @@ import orbax.checkpoint as ocp
 
 from phijax_rng._base import validation
 from phijax_rng.checkpoints import stored_leaves
-from phijax_rng.checkpoints.directory import DOCUMENT, KeepBest, RunDirectory, dropped
+from phijax_rng.checkpoints.directory import KeepBest, RunDirectory, dropped
+from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument, readable_arrays
 from phijax_rng.checkpoints.lock import DirectoryLock
-from phijax_rng.checkpoints.orbax_document import SaveDocument, readable_arrays
 from phijax_rng.checkpoints.stored_leaves import MODEL, Parts
 from phijax_rng.devices import processes
 from phijax_rng.errors import DamagedCheckpointError, SaveError
