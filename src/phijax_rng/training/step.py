@@ -8,18 +8,19 @@ A `StepOutput` in place of the dict adds diagnostics. `LossTrainStep` is the usu
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from phijax_rng import keys
-from phijax_rng._base import pytrees, validation
+from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState, Rows
+from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState
 from phijax_rng.state import TrainState, merge, trainable
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
+from phijax_rng.training.microbatches import Evaluated, Pairs, one_by_one, sliced
 from phijax_rng.training.module import LossModule, StepOutput
 from phijax_rng.training.optimizer_call import optimizer_update
 from phijax_rng.training.variables import is_none, none_of, replaced_leaves
@@ -57,21 +58,6 @@ class Optimizer(Protocol):
     def update(self) -> Callable[..., Any]:
         """`update(gradients, optimizer_state, params) -> (updates, optimizer_state)`."""
         ...
-
-
-@pytrees.record(data=("values",), meta=("names",))
-class _Pairs:
-    """A mapping that keeps its order through JAX's transformations."""
-
-    def __init__(self, named: Mapping[str, Any]):
-        self.names = tuple(named)
-        self.values = tuple(named.values())
-
-    def named(self) -> dict[str, Any]:
-        return dict(zip(self.names, self.values, strict=True))
-
-
-_Evaluated: TypeAlias = tuple[Any, _Pairs, _Pairs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +141,15 @@ class LossTrainStep:
 
     def _evaluate(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mask | None
-    ) -> _Evaluated:
+    ) -> Evaluated:
         """The replaced leaves of the model state, the losses and the diagnostics of a step."""
 
-        def evaluate(variables: ModelState, batches: Batches, key: KeyScalar) -> _Evaluated:
+        def evaluate(variables: ModelState, batches: Batches, key: KeyScalar) -> Evaluated:
             given = merge(variables, model_state)
             output = self.module.evaluate(given, batches, key, mask)
             replaced = replaced_leaves(output.model_state, given)
-            # `_Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
-            return replaced, _Pairs(output.losses), _Pairs(output.diagnostics)
+            # `Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
+            return replaced, Pairs(output.losses), Pairs(output.diagnostics)
 
         if self.microbatches == 1:
             return evaluate(none_of(model_state), batches, key)
@@ -172,8 +158,8 @@ class LossTrainStep:
                 f"microbatches={self.microbatches} averages over slices of a batch, and slices of a padded "
                 "batch do not have equally many rows that count. Pass microbatches=1, or another `uneven`."
             )
-        slices = _Pairs({name: _sliced(rows, name, self.microbatches) for name, rows in batches.items()})
-        return _one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
+        slices = Pairs({name: sliced(rows, name, self.microbatches) for name, rows in batches.items()})
+        return one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
 
     def _combine(self, losses: Mapping[str, jax.Array], state: TrainState) -> tuple[jax.Array, Any]:
         """The total, and the balancer's next state if it observes the losses."""
@@ -190,49 +176,6 @@ class LossTrainStep:
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
             balancer_state = observed = balancer.observed(seen, key, balancer_state)
         return balancer.total(ordered, balancer_state), observed
-
-
-def _one_by_one(
-    evaluate: Callable[..., _Evaluated], model_state: ModelState, slices: _Pairs, keys: jax.Array
-) -> _Evaluated:
-    """`evaluate` over the micro-batches, in order, with averaged losses and carried variables."""
-
-    def turn(variables: ModelState, inputs: tuple[_Pairs, KeyScalar]) -> Any:
-        rows, own_key = inputs
-        replaced, losses, diagnostics = evaluate(variables, rows.named(), own_key)
-        return replaced, (losses, diagnostics)
-
-    # The first trace shows which leaves the losses replace; a scan must know them before it starts.
-    # Shapes are enough here; nothing is computed twice.
-    first = jax.tree.map(lambda leaf: leaf[0], (slices, keys))
-    carried = jax.eval_shape(turn, none_of(model_state), first)[0]
-    start = jax.tree.map(
-        lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=is_none
-    )
-    # `checkpoint` recomputes a slice in the backward pass, so that the activations of one slice are kept.
-    variables, outputs = jax.lax.scan(jax.checkpoint(turn), start, (slices, keys))
-    losses, diagnostics = jax.tree.map(_summary, outputs)
-    return variables, losses, diagnostics
-
-
-def _sliced(rows: Rows, name: str, count: int) -> Any:
-    """Every array of a batch with a leading axis of micro-batches."""
-
-    def cut(path: Any, array: jax.Array) -> jax.Array:
-        if not jnp.ndim(array) or jnp.shape(array)[0] % count:
-            where = f"batches[{name!r}]{jax.tree_util.keystr(path)}"
-            raise ValueError(
-                f"microbatches={count} must divide every batch, and {where} has shape {jnp.shape(array)}. "
-                "Pick sizes that it divides."
-            )
-        return jnp.reshape(array, (count, -1, *jnp.shape(array)[1:]))
-
-    return jax.tree_util.tree_map_with_path(cut, rows)
-
-
-def _summary(values: jax.Array) -> jax.Array:
-    """The mean of a number over the micro-batches; the last value if it is not floating."""
-    return jnp.mean(values, axis=0) if jnp.issubdtype(values.dtype, jnp.inexact) else values[-1]
 
 
 def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> Any:
