@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-import phijax_rng.resume.environment
+import phijax_rng.resume.run_contract
 from phijax_rng import (
     Checkpoints,
     HostPool,
@@ -112,14 +112,14 @@ def faked(section: str, name: str, value: Any) -> Any:
 
     @contextlib.contextmanager
     def changed() -> Any:
-        describe = phijax_rng.resume.environment.describe
+        describe = phijax_rng.resume.run_contract.describe_environment
         with pytest.MonkeyPatch.context() as patch:
 
             def other(device: Any) -> Any:
                 found = describe(device)
                 return {**found, section: {**found[section], name: value}}
 
-            patch.setattr(phijax_rng.resume.environment, "describe", other)
+            patch.setattr(phijax_rng.resume.run_contract, "describe_environment", other)
             yield
 
     return changed

@@ -15,7 +15,7 @@ from phijax_rng import (
 )
 from phijax_rng.checkpoints import document
 from phijax_rng.errors import DamagedCheckpointError
-from phijax_rng.resume import contract, environment
+from phijax_rng.resume import contract, run_contract
 
 STREAMS = keys.split_root(7)
 TRAINING = {
@@ -26,7 +26,7 @@ TRAINING = {
     "on_nonfinite": "raise",
     "program": "1" * 64,
 }
-ENVIRONMENT = environment.describe(jax.devices()[0])
+ENVIRONMENT = run_contract.describe_environment(jax.devices()[0])
 ROWS = {"inputs": np.zeros((6, 2), np.float32)}
 
 

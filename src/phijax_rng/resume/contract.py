@@ -118,7 +118,7 @@ def build(
         balancer_key: typed key of shape `()`.
         source: the batch source, described by its `describe()` where it has one.
         training: what decides the update: module, losses, balancer, optimizer, on_nonfinite.
-        environment: from `environment.describe`.
+        environment: from `run_contract.describe_environment`.
     """
     adapted = adapt_source(source)
     return {

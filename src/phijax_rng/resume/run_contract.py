@@ -8,23 +8,46 @@ at each save       the canary of the next batch, and the parent step
 
 import concurrent.futures
 import dataclasses
+import hashlib
+import importlib.metadata
 import logging
-import uuid
+import os
+import platform
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import jax
+
 from phijax_rng._base.digests import digest
+from phijax_rng._base.plain_data import plain
 from phijax_rng._base.types import KeyScalar
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
 from phijax_rng.errors import RunChangedError
-from phijax_rng.resume import contract, environment
-from phijax_rng.resume.plan import Restored, ResumePlan
+from phijax_rng.resume import contract
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState
 
 _log = logging.getLogger("phijax_rng")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """Which run this is, and what it comes from; stored, never compared.
+
+    Attributes:
+        id: the run's name, the same after every resume.
+        origin: the other run that it started from, as plain data; `None` without one.
+        parent_step: the step that it continues; `None` for a fresh run.
+        changes: the changes that former resumes let pass.
+    """
+
+    id: str
+    origin: dict[str, Any] | None
+    parent_step: int | None
+    changes: list[dict[str, Any]]
 
 
 class RunContract:
@@ -35,29 +58,31 @@ class RunContract:
         changes: the changes that each resume let pass: step, surviving level, settings with both values.
     """
 
-    def __init__(self, base: dict[str, Any], source: AdaptedSource, plan: ResumePlan, restored: Restored):
+    def __init__(
+        self,
+        base: dict[str, Any],
+        source: AdaptedSource,
+        *,
+        saved: Mapping[str, Any],
+        lineage: "Lineage",
+        on_change: str,
+    ):
         """Starts to digest the pools.
 
         Args:
             base: from `build`.
             source: the prepared source.
-            plan: where the run starts.
-            restored: what it starts from.
+            saved: the contract of the run that continues; empty for a fresh run.
+            lineage: which run this is.
+            on_change: `"error"` or `"warn"`.
         """
-        before = dict(restored.contract.get("run", {}))
-        is_own = plan.is_own_run
-        self._id = before["id"] if is_own and "id" in before else uuid.uuid4().hex
-        self._origin = before.get("origin") if is_own else _origin(plan, restored, before)
-        # With the weights alone, nothing that happened to the other run concerns this one.
-        inherited = [] if plan.weights_only else before.get("changes", [])
-        self.changes: list[dict[str, Any]] = list(inherited)
-        self._parent = restored.step if is_own else None
+        self._id, self._origin, self._parent = lineage.id, lineage.origin, lineage.parent_step
+        self.changes = lineage.changes
         self._base = base
-        self._on_change = plan.on_change
+        self._on_change = on_change
         self._source = source
-        # A state may have been saved by hand, without a contract; its keys are compared all the same.
-        self._saved = (restored.contract or {"keys": restored.streams}) if plan.continues else {}
-        self.may_save = not self._saved
+        self._saved = saved
+        self.may_save = not saved
         # Digesting a pool of gigabytes takes seconds; compiling leaves a core idle meanwhile.
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
         self._contents = worker.submit(contract.digest_contents, source)
@@ -167,7 +192,7 @@ def build(
         training: from `describe_training`.
         placement: where the run trains.
     """
-    described = environment.describe(placement.host_device)
+    described = describe_environment(placement.host_device)
     described["machine"] = {**described["machine"], **placement.describe_state(state)}
     return contract.build(
         root=root,
@@ -190,17 +215,6 @@ def optimizer_kinds(optimizer_state: object) -> list[str]:
     return kinds or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]
 
 
-def _origin(plan: ResumePlan, restored: Restored, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    if plan.checkpoints is None:
-        return None
-    return {
-        "directory": str(plan.checkpoints.directory),
-        "step": restored.step,
-        "weights_only": plan.weights_only,
-        "id": before.get("id"),
-    }
-
-
 def _without_program(saved: Mapping[str, Any]) -> dict[str, Any]:
     if "training" not in saved:
         return dict(saved)
@@ -218,3 +232,72 @@ def _require_unchanged(differences: list[contract.Difference], step: int) -> Non
 
 def _message(differences: list[contract.Difference], step: int) -> str:
     return f"resuming at step {step} changes the run:\n{contract.report(differences)}"
+
+
+# What changes numbers and is not in the user's code: versions, JAX's settings, the machine.
+
+_PACKAGES = ("jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "phijax-rng")
+
+# JAX settings that change which numbers a program computes; each is read under its own name.
+_SETTINGS = (
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+    "jax_random_seed_offset",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_disable_jit",
+)
+
+
+def describe_environment(device: jax.Device) -> dict[str, dict[str, Any]]:
+    """`versions`, `settings` and `machine` of this process, for a run on `device`; plain data."""
+    return {"versions": _versions(), "settings": _settings(), "machine": _machine(device)}
+
+
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _settings() -> dict[str, Any]:
+    found = {name: plain(getattr(jax.config, name, None), str) for name in _SETTINGS}
+    return {**found, "XLA_FLAGS": " ".join(os.environ.get("XLA_FLAGS", "").split())}
+
+
+def _machine(device: jax.Device) -> dict[str, Any]:
+    found = {
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "devices": 1,
+        "processes": jax.process_count(),
+    }
+    if device.platform != "cpu":
+        return found
+    # XLA splits work by the cores it may use and picks instructions by what the processor offers;
+    # both move the last bits of parameters.
+    return {**found, "cores": _cores(), "instruction_set": _instruction_set()}
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _instruction_set() -> str:
+    """The architecture, and on Linux a digest of the processor's features."""
+    name = platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    words = " ".join(sorted(features.partition(":")[2].split()))
+    return f"{name}:{hashlib.sha256(words.encode()).hexdigest()[:16]}" if words else name

@@ -172,6 +172,10 @@ class RunSpec:
             return adapt_source(self.source)
         return adapt_source(self.datamodule.train_batch_source(self.batch_keys, sampling_key))
 
+    def complete_state(self, state: TrainState, source: AdaptedSource) -> TrainState:
+        """`state` with the first state of every adaptive sampler, and on the devices of the run."""
+        return self.placement.place_if_distributed(with_sampler_state(state, source))
+
     def make_update(self) -> TrainStep:
         """The train step: the user's, or the gradient step of the optimizer."""
         if self.train_step is not None:

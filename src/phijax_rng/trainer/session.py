@@ -19,7 +19,7 @@ from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
-from phijax_rng.resume.resumed_run import ResumedRun
+from phijax_rng.resume.plan import ResumedRun
 from phijax_rng.training.chunks import Chunk, terms_of
 
 _log = logging.getLogger("phijax_rng")

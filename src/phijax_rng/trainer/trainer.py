@@ -30,8 +30,7 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
-from phijax_rng.resume.plan import Resume, locked_plan
-from phijax_rng.resume.resumed_run import ResumedRun, resume_run
+from phijax_rng.resume.plan import Resume, ResumedRun, locked_plan, resume_run
 from phijax_rng.state import TrainState
 from phijax_rng.trainer import predict
 from phijax_rng.trainer.predict import FitResult
