@@ -1,11 +1,9 @@
-"""The directory of a run: which steps are in it, what their documents say, and which steps stay.
+"""The directory of a run: which steps are in it, and what their documents say.
 
     <directory>/<step>/...             one folder for each step
     <directory>/superseded/<step>-<n>  steps that a rewind or a fall-back left behind
 
-The newest steps stay, to resume from, and the best, to use. Only saves at multiples of `every_n_steps`
-compete for best, so that it does not matter where, and how often, a run is stopped. Reading creates and
-changes nothing, and reads no arrays.
+Reading creates and changes nothing, and reads no arrays.
 """
 
 import contextlib
@@ -177,62 +175,6 @@ class RunDirectory:
             for leftover in leftovers:
                 shutil.rmtree(leftover, ignore_errors=True)
             time.sleep(_SECONDS_BETWEEN_CLEARINGS)
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepBest:
-    """Which steps are the best, by a number that each was saved with.
-
-    Attributes:
-        metric: the name of the number.
-        count: how many steps are kept for being the best.
-        mode: `"min"` or `"max"`.
-        every_n_steps: steps that are multiples of it compete.
-    """
-
-    metric: str
-    count: int
-    mode: str
-    every_n_steps: int
-
-    @classmethod
-    def checked(cls, value: object, every_n_steps: int | None) -> "KeepBest | None":
-        """From `(metric, k)` or `(metric, k, "max")`.
-
-        Raises:
-            ValueError: `every_n_steps` is `None`, so that no save would compete.
-        """
-        if value is None:
-            return None
-        if not isinstance(value, (tuple, list)) or len(value) not in (2, 3) or not isinstance(value[0], str):
-            raise TypeError(
-                f"keep_best must be (metric, k) or (metric, k, 'max'), got {validation.described(value)}. "
-                "Pass, for example, ('total_loss', 3)."
-            )
-        metric, count, *rest = value
-        mode = validation.one_of(rest[0] if rest else "min", "keep_best[2]", ("min", "max"))
-        if every_n_steps is None:
-            raise ValueError(
-                "keep_best compares saves at multiples of every_n_steps, which is None. Pass it too."
-            )
-        return cls(metric, validation.positive(count, "keep_best[1]"), mode, every_n_steps)
-
-    def best(self, values: Mapping[int, float]) -> list[int]:
-        """The best steps, best first; of two equal ones the earlier."""
-        sign = 1 if self.mode == "min" else -1
-        competing = {
-            step: sign * value
-            for step, value in values.items()
-            if step % self.every_n_steps == 0 and not math.isnan(value)
-        }
-        return sorted(competing, key=lambda step: (competing[step], step))[: self.count]
-
-
-def dropped(steps: tuple[int, ...], max_to_keep: int | None, best: list[int]) -> list[int]:
-    """The steps to delete: neither among the newest nor among the best."""
-    if max_to_keep is None:
-        return []
-    return [step for step in steps[:-max_to_keep] if step not in best]
 
 
 def _is_step(entry: Path) -> bool:

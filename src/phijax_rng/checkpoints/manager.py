@@ -32,8 +32,9 @@ import orbax.checkpoint as ocp
 
 from phijax_rng._base import validation
 from phijax_rng.checkpoints import stored_leaves
-from phijax_rng.checkpoints.directory import KeepBest, RunDirectory, dropped
+from phijax_rng.checkpoints.directory import RunDirectory
 from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument, readable_arrays
+from phijax_rng.checkpoints.keep_best import KeepBest, dropped
 from phijax_rng.checkpoints.lock import DirectoryLock
 from phijax_rng.checkpoints.stored_leaves import MODEL, Parts
 from phijax_rng.devices import processes

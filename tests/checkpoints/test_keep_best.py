@@ -3,7 +3,7 @@
 import pytest
 
 from phijax_rng import Checkpoints, Trainer
-from phijax_rng.checkpoints.directory import KeepBest, dropped
+from phijax_rng.checkpoints.keep_best import KeepBest, dropped
 from tests import _problems
 
 HEAT = _problems.heat()
