@@ -1,10 +1,12 @@
 """The newest steps to go on from, the best to use."""
 
+import jax
 import pytest
 
 from phijax_rng import Checkpoints, Trainer
 from phijax_rng.checkpoints.keep_best import KeepBest, dropped
 from tests import _problems
+from tests._bitwise import assert_trees_bitwise_equal
 
 HEAT = _problems.heat()
 
@@ -17,12 +19,17 @@ VALUES = {2: 3.0, 3: -9.0, 4: 1.0, 6: NAN, 8: 1.0, 10: 2.0, 12: float("inf")}
     [
         (("loss", 1), [4]),
         (("loss", 3), [4, 8, 10]),
-        (("loss", 9), [4, 8, 10, 2, 12]),
-        (("loss", 2, "max"), [12, 2]),
+        (("loss", 9), [4, 8, 10, 2]),
+        (("loss", 2, "max"), [2, 10]),
     ],
 )
-def test_the_best_are_the_least_and_the_earlier_of_two_equals(options, best):
+def test_the_best_are_the_least_finite_and_the_earlier_of_two_equals(options, best):
     assert KeepBest.checked(options, 2).best(VALUES) == best
+
+
+@pytest.mark.parametrize(("end", "best"), [({13: 0.5}, 13), ({13: 1.0}, 4), ({13: NAN}, 4), ({12: 0.5}, 12)])
+def test_the_end_of_a_run_competes_whatever_its_step(end, best):
+    assert KeepBest.checked(("loss", 1), 2).best(VALUES, end) == [best]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,7 @@ def test_a_resumed_process_knows_the_best_of_those_before(tmp_path):
         with Checkpoints(tmp_path, **options) as checkpoints:
             save(checkpoints, step, value)
     assert checkpoints.steps == (1, 3, 4)
-    assert Checkpoints(tmp_path).best_step is None
+    assert Checkpoints(tmp_path).best_step == 1  # read from the documents, without the options
 
 
 def test_steps_that_are_set_aside_and_saved_again_are_read_again(tmp_path):
@@ -127,3 +134,53 @@ def test_a_metric_that_no_save_has_raises_after_the_save(tmp_path):
     with pytest.raises(ValueError, match=r"^keep_best compares 'total_los', and the numbers of step 2 are "):
         trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
     assert Checkpoints(tmp_path).steps == (2,)
+
+
+def test_the_newest_rule_decides_for_a_reader_without_one(tmp_path):
+    numbers = {2: (1.0, 0.5), 4: (2.0, 0.9), 6: (3.0, 0.7)}
+    for step, (loss, accuracy) in numbers.items():
+        rule = ("loss", 1) if step < 6 else ("accuracy", 1, "max")
+        with Checkpoints(tmp_path, every_n_steps=2, max_to_keep=None, keep_best=rule) as checkpoints:
+            checkpoints.save(
+                STATE.replace(step=STATE.step + step),
+                memory={"metrics": {"loss": loss, "accuracy": accuracy}},
+            )
+        reader = Checkpoints(tmp_path)
+        assert reader.best_step == (2 if step < 6 else 4)
+    assert reader.existing("best") == 4
+    assert reader.memory("best")["metrics"] == {"loss": 2.0, "accuracy": 0.9}
+    assert int(reader.restore(STATE, "best").step) == 4
+    # The rule of this object goes first.
+    assert Checkpoints(tmp_path, every_n_steps=2, keep_best=("loss", 1)).best_step == 2
+    assert Checkpoints(tmp_path, every_n_steps=4, keep_best=("loss", 1)).best_step == 4
+
+
+def test_what_has_no_best_step_says_why(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint in "):
+        Checkpoints(tmp_path).existing("best")
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 3, 1.0)
+    with pytest.raises(ValueError) as caught:
+        Checkpoints(tmp_path).existing("best")
+    assert str(caught.value) == (
+        f"no step in {tmp_path} is the best: none was saved with keep_best. Pass a number, for example 3, or "
+        "Checkpoints(..., keep_best=(metric, k)) with a number that was recorded."
+    )
+    with pytest.raises(ValueError) as caught:
+        Checkpoints(tmp_path, every_n_steps=3, keep_best=("error", 1)).existing("best")
+    assert str(caught.value) == (
+        f"no step in {tmp_path} is the best: keep_best compares 'error', and steps 3 have no finite number "
+        "of this name. Pass one of these steps."
+    )
+    with pytest.raises(ValueError, match=r"^step must be one of 'best', got 'newest'\. Pick one of them\.$"):
+        Checkpoints(tmp_path).existing("newest")
+
+
+def test_every_array_can_be_read_without_a_state_to_compare_with(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(STATE)
+    arrays = Checkpoints(tmp_path).arrays()
+    assert tuple(arrays) == Checkpoints(tmp_path).paths()
+    leaves = {jax.tree_util.keystr(path)[1:]: leaf for path, leaf in jax.tree.leaves_with_path(STATE)}
+    assert_trees_bitwise_equal(arrays, {path: leaves[path] for path in arrays})
+    assert set(leaves) == set(arrays)

@@ -23,9 +23,11 @@ def runs(tmp_path_factory):
     """An empty directory, the trainer's own run and another one; nothing here writes into them."""
     folder = tmp_path_factory.mktemp("runs")
     for name, steps in (("own", (10, 20)), ("other", (5, 7))):
-        with Checkpoints(folder / name, asynchronous=False) as checkpoints:
+        rule = {"every_n_steps": 5, "max_to_keep": None, "keep_best": ("loss", 1)}
+        with Checkpoints(folder / name, asynchronous=False, **rule) as checkpoints:
             for step in steps:
-                checkpoints.save(state_at(step), {"keys": {"root": f"threefry2x32:0-{step}"}})
+                contract = {"keys": {"root": f"threefry2x32:0-{step}"}}
+                checkpoints.save(state_at(step), contract, {"metrics": {"loss": float(step)}})
     (folder / "own" / "superseded").mkdir()
     return folder
 
@@ -60,6 +62,15 @@ FRESH = (None, None, False, False, False)
         ("own", {"resume": True, "ckpt_path": "last"}, ("own", None, False, True, True)),
         ("own", {"resume": True, "ckpt_step": 10}, ("own", 10, False, True, True)),
         ("own", {"ckpt_path": "last", "ckpt_step": 10}, ("own", 10, False, True, True)),
+        ("own", {"resume": "best"}, ("own", 10, False, True, True)),
+        ("own", {"resume": "best", "ckpt_path": "own"}, ("own", 10, False, True, True)),
+        ("own", {"resume": True, "ckpt_step": "best"}, ("own", 10, False, True, True)),
+        (None, {"ckpt_path": "other", "ckpt_step": "best"}, ("other", 5, False, False, True)),
+        (
+            "absent",
+            {"ckpt_path": "other", "ckpt_step": "best", "weights_only": True},
+            ("other", 5, True, False, False),
+        ),
         ("own", {"ckpt_path": "own"}, ("own", None, False, True, True)),
         ("own", {"ckpt_path": "own", "ckpt_step": 10}, ("own", 10, False, True, True)),
         ("own", {"resume": "auto", "ckpt_path": "own"}, ("own", None, False, True, True)),
@@ -160,6 +171,38 @@ def test_a_run_starts_where_its_options_say(runs, directory, options, expected):
         ),
         (
             "own",
+            {"resume": "best", "ckpt_path": "last"},
+            ValueError,
+            "ckpt_path='last' names the newest step and resume='best' another. Pass one of them.",
+        ),
+        (
+            "own",
+            {"resume": "best", "ckpt_path": "other"},
+            ValueError,
+            "resume='best' continues this trainer's run and ckpt_path='{runs}/other' names another. "
+            "Pass resume='auto' to start from the other run and continue this one from then on.\n"
+            "Add ckpt_step='best' for the other's best step.",
+        ),
+        (
+            "own",
+            {"resume": "best", "ckpt_step": 10},
+            ValueError,
+            "resume='best' goes back to the best step and ckpt_step=10 names one too. Pass one of them.",
+        ),
+        (
+            "own",
+            {"resume": True, "ckpt_step": "newest"},
+            ValueError,
+            "ckpt_step must be one of 'best', got 'newest'. Pick one of them.",
+        ),
+        (
+            "absent",
+            {"resume": "best"},
+            FileNotFoundError,
+            "no checkpoint in {runs}/absent. Check the path, or start a fresh run.",
+        ),
+        (
+            "own",
             {"resume": "auto", "ckpt_step": 10},
             ValueError,
             "resume='auto' continues from the newest step and ckpt_step=10 names another. "
@@ -254,19 +297,19 @@ def test_a_run_starts_where_its_options_say(runs, directory, options, expected):
             "own",
             {"resume": "always"},
             ValueError,
-            "resume must be one of False, True, 'auto', got 'always'. Pick one of them.",
+            "resume must be one of False, True, 'auto', 'best', got 'always'. Pick one of them.",
         ),
         (
             "own",
             {"resume": 1},
             ValueError,
-            "resume must be one of False, True, 'auto', got 1. Pick one of them.",
+            "resume must be one of False, True, 'auto', 'best', got 1. Pick one of them.",
         ),
         (
             "own",
             {"resume": None},
             ValueError,
-            "resume must be one of False, True, 'auto', got None. Pick one of them.",
+            "resume must be one of False, True, 'auto', 'best', got None. Pick one of them.",
         ),
         (
             "own",

@@ -853,7 +853,7 @@ FIT = {"module": UNTRACED, "datamodule": HEAT.datamodule, "optimizer": HEAT.opti
         (
             {"resume": "yes"},
             ValueError,
-            "resume must be one of False, True, 'auto', got 'yes'. Pick one of them.",
+            "resume must be one of False, True, 'auto', 'best', got 'yes'. Pick one of them.",
         ),
         (
             {"seed": -1},

@@ -10,6 +10,7 @@ from typing import Any
 
 from phijax_rng._base import validation
 from phijax_rng.callbacks.protocol import Event
+from phijax_rng.training.evaluation import evaluation_params
 from phijax_rng.training.module import called, require_parameters
 
 
@@ -41,6 +42,8 @@ class Evaluate:
 
     def __call__(self, event: Event) -> None:
         """Evaluates, and reports the numbers."""
-        numbers = called(self.function, event.state.model_state, key=event.key("evaluation", self.name))
+        numbers = called(
+            self.function, evaluation_params(event.state), key=event.key("evaluation", self.name)
+        )
         validation.mapping(numbers, f"the result of {self.name!r}")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})

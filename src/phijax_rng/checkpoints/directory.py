@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from phijax_rng._base import validation
 from phijax_rng.checkpoints.document import DOCUMENT, DOCUMENT_FILE, loads
+from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.errors import DamagedCheckpointError
 
 T = TypeVar("T")
@@ -151,9 +152,22 @@ class RunDirectory:
         return {step: known[step] if step in known else self._value(step, metric) for step in self.steps}
 
     def _value(self, step: int, metric: str) -> float:
+        return float(self._readable_memory(step).get("metrics", {}).get(metric, math.nan))
+
+    def end(self, metric: str) -> dict[int, float]:
+        """The newest step, if a run ended there, and the number of this name at its end; or nothing."""
+        ended = {step: self._readable_memory(step).get("end", {}) for step in self.steps[-1:]}
+        return {step: float(end.get("metrics", {}).get(metric, math.nan)) for step, end in ended.items()}
+
+    def keep_best(self) -> KeepBest | None:
+        """The rule of the newest step that was saved with one."""
+        rules = (self._readable_memory(step).get("keep_best") for step in reversed(self.steps))
+        return next((KeepBest(**rule) for rule in rules if rule is not None), None)
+
+    def _readable_memory(self, step: int) -> dict[str, Any]:
         with contextlib.suppress(DamagedCheckpointError):
-            return float(self.document(step).get("memory", {}).get("metrics", {}).get(metric, math.nan))
-        return math.nan
+            return dict(self.document(step).get("memory", {}))
+        return {}
 
     def set_aside_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, and returns them."""

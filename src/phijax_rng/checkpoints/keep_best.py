@@ -1,7 +1,8 @@
 """Which steps stay: the newest, to resume from, and the best, to use.
 
-Only saves at multiples of `every_n_steps` compete for best, so that it does not matter where, and how often,
-a run is stopped.
+Only saves at multiples of `every_n_steps` stay for being the best, so that it does not matter where, and how
+often, a run is stopped. The step at which a run ended competes too, until the run goes on. Each step is saved
+with the rule that decides, so that whoever opens the directory knows the best.
 """
 
 import dataclasses
@@ -49,14 +50,17 @@ class KeepBest:
             )
         return cls(metric, validation.positive(count, "keep_best[1]"), mode, every_n_steps)
 
-    def best(self, values: Mapping[int, float]) -> list[int]:
-        """The best steps, best first; of two equal ones the earlier."""
+    def best(self, values: Mapping[int, float], end: Mapping[int, float] | None = None) -> list[int]:
+        """The best steps, best first; of two equal ones the earlier. Only finite numbers compete.
+
+        Args:
+            values: the number that each step was saved with.
+            end: the number at the step at which the run ended.
+        """
         sign = 1 if self.mode == "min" else -1
-        competing = {
-            step: sign * value
-            for step, value in values.items()
-            if step % self.every_n_steps == 0 and not math.isnan(value)
-        }
+        on_time = {step: value for step, value in values.items() if step % self.every_n_steps == 0}
+        candidates = [*on_time.items(), *(end or {}).items()]
+        competing = {step: sign * value for step, value in candidates if math.isfinite(value)}
         return sorted(competing, key=lambda step: (competing[step], step))[: self.count]
 
 

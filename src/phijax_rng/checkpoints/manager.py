@@ -20,6 +20,7 @@ one, raise what failed in the background, and then delete the steps that are not
 """
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -57,7 +58,8 @@ class Checkpoints:
         max_to_keep: how many of the newest steps are kept; `None` for all.
         keep_best: `(metric, k)` also keeps the k steps with the least number of this name, and
             `(metric, k, "max")` those with the largest: a loss, or what a callback reports at that step.
-            Saves at multiples of `every_n_steps` compete; of two equal ones the earlier wins.
+            Saves at multiples of `every_n_steps` with a finite number of this name compete; of two equal ones
+            the earlier wins.
         asynchronous: whether `save` returns before the files are written.
     """
 
@@ -119,14 +121,40 @@ class Checkpoints:
 
     @property
     def best_step(self) -> int | None:
-        """The best step on disk by `keep_best`, or `None`."""
-        return next(iter(self._best_steps()), None)
+        """The best step on disk, or `None`.
 
-    def existing(self, step: int | None = None) -> int:
-        """This step if it is on disk, the latest for `None`; else a `FileNotFoundError` lists the steps."""
-        return self._run.existing(step)
+        By `keep_best` of this object; where it has none, by that of the newest save with one. The step at
+        which a run ended competes as long as it is the newest.
+        """
+        best = self._best or self._run.keep_best()
+        if best is None:
+            return None
+        values = self._run.values(best.metric, self._values if best is self._best else {})
+        return next(iter(best.best(values, self._run.end(best.metric))), None)
 
-    def contract(self, step: int | None = None) -> dict[str, Any]:
+    def existing(self, step: int | str | None = None) -> int:
+        """This step if it is on disk, the latest for `None`, and `best_step` for `"best"`.
+
+        Raises:
+            FileNotFoundError: there is no such step; the message lists the steps.
+            ValueError: no step is the best: none was saved with `keep_best`, or none has its number.
+        """
+        if not isinstance(step, str):
+            return self._run.existing(step)
+        validation.one_of(step, "step", ("best",))
+        newest, best = self._run.existing(), self.best_step
+        if best is not None:
+            return best
+        rule = self._best or self._run.keep_best()
+        raise ValueError(
+            f"no step in {self.directory} is the best: none was saved with keep_best. Pass a number, for "
+            f"example {newest}, or Checkpoints(..., keep_best=(metric, k)) with a number that was recorded."
+            if rule is None
+            else f"no step in {self.directory} is the best: keep_best compares {rule.metric!r}, and steps "
+            f"{', '.join(map(str, self.steps))} have no finite number of this name. Pass one of these steps."
+        )
+
+    def contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract saved with a step (the latest for `None`), as plain data.
 
         Raises:
@@ -135,7 +163,7 @@ class Checkpoints:
         """
         return dict(self._run.document(self.existing(step))["contract"])
 
-    def memory(self, step: int | None = None) -> dict[str, Any]:
+    def memory(self, step: int | str | None = None) -> dict[str, Any]:
         """The history and the memory of callbacks at a step (the latest for `None`), as plain data.
 
         Raises:
@@ -144,7 +172,7 @@ class Checkpoints:
         """
         return dict(self._run.document(self.existing(step)).get("memory", {}))
 
-    def readable_contract(self, step: int | None = None) -> dict[str, Any]:
+    def readable_contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract of a step; for `None` of the newest step with a readable one, or an empty dict."""
         return self._run.readable_contract() if step is None else self.contract(step)
 
@@ -164,7 +192,7 @@ class Checkpoints:
         Args:
             state: what to save.
             contract: plain data that `contract` returns, compared on a resume.
-            memory: plain data that `memory` returns; `keep_best` compares its `"metrics"`.
+            memory: plain data that `memory` returns; `keep_best` compares its `"metrics"`, and is added.
 
         Raises:
             FileExistsError: this step is on disk already.
@@ -186,7 +214,11 @@ class Checkpoints:
             )
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        document = SaveDocument(parts, arrays, dict(contract or {}), dict(memory or {}))
+        remembered = dict(memory or {})
+        if self._best is not None:
+            # So that whoever opens the directory later knows the best step without these options.
+            remembered["keep_best"] = dataclasses.asdict(self._best)
+        document = SaveDocument(parts, arrays, dict(contract or {}), remembered)
         if not self.asynchronous:
             document.returned.set()  # or the writer would wait for a return that waits for the writer
         items = {_STATE: ocp.args.StandardSave(arrays), DOCUMENT: document}
@@ -311,13 +343,15 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self, like: TrainState, step: int | None = None, *, weights_only: bool = False) -> TrainState:
+    def restore(
+        self, like: TrainState, step: int | str | None = None, *, weights_only: bool = False
+    ) -> TrainState:
         """The state saved at a step, bit for bit.
 
         Args:
             like: a state of the same structure, shapes and dtypes, whose arrays (or abstract values)
                 also say where to place what is read.
-            step: which one; the latest for `None`.
+            step: which one; the latest for `None`, `best_step` for `"best"`.
             weights_only: take `model_state` alone, and everything else from `like`.
 
         Raises:
@@ -347,6 +381,28 @@ class Checkpoints:
         return self._run.newest_intact(
             lambda step: self.restore(like, step, weights_only=weights_only), warn=processes.is_primary()
         )
+
+    def paths(self, step: int | str | None = None) -> tuple[str, ...]:
+        """The path of every array of a step, such as `model_state['w']`; see `existing` for `step`."""
+        leaves = self._run.document(self.existing(step))["leaves"]
+        return tuple(path for rows in leaves.values() for path, _, _ in rows)
+
+    def arrays(self, step: int | str | None = None) -> dict[str, jax.Array]:
+        """Every array of a step by its path, bit for bit, on the default device; see `existing` for `step`.
+
+        For a reader without the model and the optimizer; `restore` gives a state.
+
+        Raises:
+            FileNotFoundError: there is no such step; the message lists the steps.
+            DamagedCheckpointError: files are missing, unreadable, or not what was saved.
+        """
+        step = self.existing(step)
+        document = self._run.document(step)
+        parts = stored_leaves.saved_leaves(document["leaves"])
+        read = self._read(step, parts, document)
+        return {
+            leaf.path: array for part in parts for leaf, array in zip(parts[part], read[part], strict=True)
+        }
 
     # Private
 

@@ -127,6 +127,24 @@ def rebuild(like: TrainState, parts: Mapping[str, list[jax.Array]]) -> TrainStat
     return state.replace(model_state=model_state)
 
 
+def saved_leaves(saved: Mapping[str, Any]) -> dict[str, list[Leaf]]:
+    """The leaves that a document lists, as abstract values on the default device."""
+    return {
+        part: [
+            Leaf(f"{index:05d}", path, jax.ShapeDtypeStruct(tuple(shape), _dtype(dtype)))
+            for index, (path, dtype, shape) in enumerate(rows)
+        ]
+        for part, rows in saved.items()
+    }
+
+
+def _dtype(text: str) -> Any:
+    if not text.startswith("key<"):
+        return jnp.dtype(text)
+    implementation = text.removeprefix("key<").removesuffix(">")
+    return jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
+
+
 def describe(parts: Parts) -> dict[str, list[list[Any]]]:
     """Part -> [path, dtype, shape] of each leaf, as plain data."""
     return {

@@ -6,8 +6,9 @@
 | `resume="auto"`                       | from its own newest step; without one, as the other options say    |
 | `resume=True`, or `ckpt_path="last"`  | from its own newest step, which must exist                         |
 | `resume=True, ckpt_step=n`            | from its own step n; later steps are moved to `superseded/`        |
+| `resume="best"`                       | the same from its best step, see `Checkpoints.best_step`           |
 | `ckpt_path=root`                      | from the newest step of another run (its *origin*)                 |
-| `ckpt_path=root, ckpt_step=n`         | from step n of another run                                         |
+| `ckpt_path=root, ckpt_step=n`         | from step n of another run; `"best"` is its best step              |
 | `ckpt_path=root, weights_only=True`   | fresh, with the model state of another run                         |
 
 So one command line with `resume="auto"` always continues, however often it is killed.
@@ -45,22 +46,24 @@ class Resume:
     """The resume options of `Trainer.fit` and `Trainer.fit_state`, as one value.
 
     Attributes:
-        resume: `True`, `False` or `"auto"`; see the table of this module.
+        resume: `True`, `False`, `"auto"` or `"best"`; see the table of this module.
         ckpt_path: the root of another run, or `"last"`.
-        ckpt_step: which step to restore; the newest for `None`.
+        ckpt_step: which step to restore, a number or `"best"`; the newest for `None`.
         weights_only: whether only the model state is restored.
         on_change: `"error"` or `"warn"`, for a change that moves keys or batches.
     """
 
     resume: bool | str = False
     ckpt_path: str | os.PathLike[str] | None = None
-    ckpt_step: int | None = None
+    ckpt_step: int | str | None = None
     weights_only: bool = False
     on_change: str = "error"
 
     def __post_init__(self) -> None:
         validation.one_of(self.on_change, "on_change", ("error", "warn"))
-        validation.one_of(self.resume, "resume", (False, True, "auto"))
+        validation.one_of(self.resume, "resume", (False, True, "auto", "best"))
+        if isinstance(self.ckpt_step, str):
+            validation.one_of(self.ckpt_step, "ckpt_step", ("best",))
         validation.flag(self.weights_only, "weights_only")
         if self.ckpt_path is not None and not isinstance(self.ckpt_path, (str, os.PathLike)):
             raise TypeError(
@@ -112,7 +115,7 @@ class ResumePlan:
         A named step must be intact; without one, damaged steps are skipped with a warning.
         """
         if self.checkpoints is None:
-            return Restored(fresh, {}, None, {}, {}, {})
+            return Restored(fresh, {}, None, {}, {})
         if self.step is None:
             state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
         else:
@@ -123,8 +126,7 @@ class ResumePlan:
             "balancer": keys.fingerprint(state.balancer_key),
         }
         memory = {} if self.weights_only else self.checkpoints.memory(step)
-        hyperparameters = run_contract.hyperparameters(state.optimizer_state)
-        return Restored(state, self.checkpoints.contract(step), step, streams, memory, hyperparameters)
+        return Restored(state, self.checkpoints.contract(step), step, streams, memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,6 @@ class Restored:
         step: the step it was saved at; `None` for a fresh run.
         streams: fingerprints of the saved keys, for a state that was saved without a contract.
         memory: the stored memory of history and callbacks; empty for a fresh run.
-        hyperparameters: those in the saved optimizer state, see `run_contract.hyperparameters`.
     """
 
     state: TrainState
@@ -145,7 +146,6 @@ class Restored:
     step: int | None
     streams: Mapping[str, str]
     memory: Mapping[str, Any]
-    hyperparameters: Mapping[str, Any]
 
 
 @contextlib.contextmanager
@@ -178,10 +178,11 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
     if ckpt_path is not None and other is None and not options.weights_only:
         resume = resume or True
     _require_consistent(checkpoints, dataclasses.replace(options, resume=resume), other)
+    resume, ckpt_step = (True, "best") if resume == "best" else (resume, options.ckpt_step)
     newest = checkpoints.latest_step if checkpoints is not None else None
     _require_seen_by_all(newest, None if other is None else other.latest_step)
     if checkpoints is not None and (resume is True or (resume == "auto" and newest is not None)):
-        step = None if resume == "auto" else options.ckpt_step
+        step = None if resume == "auto" else ckpt_step
         return ResumePlan(
             checkpoints, _explicit(checkpoints, step), is_own_run=True, on_change=options.on_change
         )
@@ -191,7 +192,7 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
     if other is not None:
-        step = _explicit(other, options.ckpt_step)
+        step = _explicit(other, ckpt_step)
         return ResumePlan(other, step, options.weights_only, on_change=options.on_change)
     return ResumePlan(on_change=options.on_change)
 
@@ -208,8 +209,8 @@ def _require_seen_by_all(*newest: int | None) -> None:
     )
 
 
-def _explicit(checkpoints: Checkpoints, step: int | None) -> int | None:
-    """`step`, which must be on disk; with `None` there must be any step."""
+def _explicit(checkpoints: Checkpoints, step: int | str | None) -> int | None:
+    """`step`, which must be on disk, as a number; with `None` there must be any step."""
     found = checkpoints.existing(step)
     return None if step is None else found
 
@@ -219,6 +220,10 @@ def _last(resume: bool | str) -> bool:
         raise ValueError(
             "ckpt_path='last' needs a checkpoint and resume='auto' works without one; "
             "they contradict each other. Pass one of them."
+        )
+    if resume == "best":
+        raise ValueError(
+            "ckpt_path='last' names the newest step and resume='best' another. Pass one of them."
         )
     return True
 
@@ -243,10 +248,17 @@ def _require_consistent(checkpoints: Checkpoints | None, options: Resume, other:
             f"resume={resume!r} needs a directory to continue from; the trainer has checkpoints=None. "
             "Pass Trainer(..., checkpoints=Checkpoints(directory))."
         )
-    if resume is True and other is not None:
+    if resume in (True, "best") and other is not None:
+        best = "\nAdd ckpt_step='best' for the other's best step." if resume == "best" else ""
         raise ValueError(
-            f"resume=True continues this trainer's run and ckpt_path={str(other.directory)!r} names another. "
-            "Pass resume='auto' to start from the other run and continue this one from then on."
+            f"resume={resume!r} continues this trainer's run and ckpt_path={str(other.directory)!r} names "
+            "another. Pass resume='auto' to start from the other run and continue this one from then on."
+            f"{best}"
+        )
+    if resume == "best" and ckpt_step is not None:
+        raise ValueError(
+            f"resume='best' goes back to the best step and ckpt_step={ckpt_step!r} names one too. "
+            "Pass one of them."
         )
     if resume == "auto" and ckpt_step is not None and other is None:
         raise ValueError(
@@ -349,10 +361,6 @@ def resume_run(plan: ResumePlan, inputs: RunInputs, fresh: TrainState, root: Key
     if plan.continues:
         # A state may have been saved by hand, without a contract; its keys are compared all the same.
         saved = restored.contract or {"keys": restored.streams}
-        if "training" in saved and restored.hyperparameters:
-            # As the state has them, since an earlier resume may have kept others than it was given.
-            training = {**saved["training"], "hyperparameters": restored.hyperparameters}
-            saved = {**saved, "training": training}
     contract = RunContract(
         base, source, saved=saved, lineage=_lineage(plan, restored), on_change=plan.on_change
     )
@@ -373,13 +381,6 @@ def _restore(plan: ResumePlan, inputs: RunInputs, fresh: TrainState) -> tuple[Re
             # The source is made again, from the saved key: the contract then names every change, and with
             # `fit_state` a state of another seed continues a run of this one.
             source = inputs.make_source(processes.to_local(restored.state.sampling_key))
-    if plan.continues and plan.on_change == "warn":
-        optimizer_state = run_contract.with_hyperparameters_of(
-            like.optimizer_state, restored.state.optimizer_state
-        )
-        restored = dataclasses.replace(
-            restored, state=restored.state.replace(optimizer_state=optimizer_state)
-        )
     return restored, source
 
 

@@ -20,6 +20,7 @@ from phijax_rng._base.types import ModelState
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
+from phijax_rng.training.evaluation import evaluation_params, keeps_average, stored_averages
 from phijax_rng.training.module import LossModule
 
 Inputs: TypeAlias = Any
@@ -56,6 +57,11 @@ class FitResult:
     interrupted: bool
     seed: int | None
 
+    @property
+    def evaluation_params(self) -> ModelState:
+        """The model state to evaluate and to use; see `training.evaluation_params`."""
+        return evaluation_params(self.state)
+
     def __repr__(self) -> str:
         # Without the numbers of arrays, of which a notebook would print pages.
         return (
@@ -67,9 +73,9 @@ class FitResult:
 
 
 def trained_model(
-    trained: object, module: LossModule | None, step: int | None
+    trained: object, module: LossModule | None, step: int | str | None
 ) -> tuple[Callable[..., Outputs], ModelState]:
-    """The `predict` of the module, and the trained state.
+    """The `predict` of the module, and the model state to evaluate.
 
     Raises:
         TypeError: neither a result nor checkpoints, or checkpoints without a module.
@@ -79,7 +85,7 @@ def trained_model(
     if isinstance(trained, FitResult):
         if step is not None:
             raise ValueError(f"step={step!r} names a checkpoint, and trained is a result. Drop the step.")
-        return adapt_predict(trained.module if module is None else module), trained.state.model_state
+        return adapt_predict(trained.module if module is None else module), trained.evaluation_params
     if isinstance(trained, (str, os.PathLike)):
         trained = Checkpoints(trained)
     if not isinstance(trained, Checkpoints):
@@ -196,8 +202,8 @@ def _rows(inputs: Inputs, start: int, size: int) -> Inputs:
     return jax.tree.map(pick, inputs)
 
 
-def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) -> ModelState:
-    """The model state of a checkpoint."""
+def _restored(checkpoints: Checkpoints, module: LossModule, step: int | str | None) -> ModelState:
+    """The model state of a checkpoint that is to be evaluated."""
     # The shapes are those of a fresh model, which `eval_shape` does not compute. The other fields are never
     # read: `weights_only` compares the leaves of the model alone.
     key = keys.root_key(0)
@@ -211,5 +217,12 @@ def _restored(checkpoints: Checkpoints, module: LossModule, step: int | None) ->
         step=np.int32(0),  # type: ignore[arg-type]
     )
     if step is None:
-        return checkpoints.restore_intact(like, weights_only=True)[0].model_state
-    return checkpoints.restore(like, step, weights_only=True).model_state
+        state, step = checkpoints.restore_intact(like, weights_only=True)
+    else:
+        step = checkpoints.existing(step)
+        state = checkpoints.restore(like, step, weights_only=True)
+    if not keeps_average(checkpoints.paths(step)):
+        return state.model_state
+    # The optimizer is not known here, so its averages are found by the paths of their arrays.
+    found = stored_averages(checkpoints.arrays(step), state.model_state)
+    return evaluation_params(state.replace(optimizer_state=found))

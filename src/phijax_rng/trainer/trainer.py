@@ -119,7 +119,7 @@ class Trainer:
         balancer: LossBalancer | None = None,
         resume: bool | str = False,
         ckpt_path: str | os.PathLike[str] | None = None,
-        ckpt_step: int | None = None,
+        ckpt_step: int | str | None = None,
         weights_only: bool = False,
         on_change: str = "error",
     ) -> FitResult:
@@ -131,10 +131,10 @@ class Trainer:
             optimizer: an Optax `GradientTransformation`.
             seed: what `keys.root_key` takes. `None` draws one, or takes the checkpoint's on a resume.
             balancer: how the losses are combined; their plain sum for `None`.
-            resume: `True` continues this trainer's own run, `"auto"` does so if there is one; see
-                `resume.plan`.
+            resume: `True` continues this trainer's own run, `"auto"` does so if there is one, `"best"` goes
+                back to its best step; see `resume.plan`.
             ckpt_path: the root of another run to start from, or `"last"`.
-            ckpt_step: which of its steps; the newest for `None`.
+            ckpt_step: which of its steps, a number or `"best"`; the newest for `None`.
             weights_only: take `model_state` alone from `ckpt_path`, and start at step 0.
             on_change: `"error"` raises if the keys or batches of the run would change; `"warn"` continues
                 with those of this call and records the change in the next checkpoints.
@@ -162,7 +162,7 @@ class Trainer:
         balancer: LossBalancer | None = None,
         resume: bool | str = False,
         ckpt_path: str | os.PathLike[str] | None = None,
-        ckpt_step: int | None = None,
+        ckpt_step: int | str | None = None,
         weights_only: bool = False,
         on_change: str = "error",
     ) -> FitResult:
@@ -196,16 +196,18 @@ class Trainer:
         inputs: predict.Inputs,
         *,
         module: LossModule | None = None,
-        step: int | None = None,
+        step: int | str | None = None,
         batch_size: int = 1024,
     ) -> Any:
         """The module's predictions for rows of inputs, in their order; see `predict.predict`.
+
+        They are those of the parameters to evaluate, see `training.evaluation_params`, for a checkpoint too.
 
         Args:
             trained: a `FitResult`, a `Checkpoints`, or the root of a run.
             inputs: an array `(rows, ...)`, or a pytree of arrays with one number of rows.
             module: whose `predict` to use; needed for a checkpoint, that of the result for `None`.
-            step: which step of a checkpoint; the newest intact one for `None`.
+            step: which step of a checkpoint, a number or `"best"`; the newest intact one for `None`.
             batch_size: rows of each call of the compiled program.
 
         Returns:

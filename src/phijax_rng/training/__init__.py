@@ -3,6 +3,7 @@
 from phijax_rng._base.exports import publish
 from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
 from phijax_rng.training.chunks import Chunk
+from phijax_rng.training.evaluation import evaluation_params
 from phijax_rng.training.loop import TrainLoop
 from phijax_rng.training.module import DataModule, LossModule, StepOutput
 from phijax_rng.training.step import LossTrainStep, TrainStep
@@ -16,6 +17,7 @@ __all__ = [
     "StepOutput",
     "TrainLoop",
     "TrainStep",
+    "evaluation_params",
 ]
 
 publish(globals())
