@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from phijax_rng._base import validation
+from phijax_rng.callbacks.history import History
 from phijax_rng.callbacks.protocol import Event, Memory
 from phijax_rng.devices import processes
 
@@ -31,15 +32,18 @@ class CSVHistory:
     Attributes:
         path: the file; directories above it are created.
         every_n_steps: updates between two writes.
+        timing: whether to append the columns `seconds` and `steps_per_second`, which no two runs have alike.
     """
 
     path: str | os.PathLike[str]
     _: dataclasses.KW_ONLY
     every_n_steps: int = 100
+    timing: bool = False
 
     def __post_init__(self) -> None:
         validation.path(self.path, "path", fix="Name the file.")
         validation.positive(self.every_n_steps, "every_n_steps")
+        validation.flag(self.timing, "timing")
 
     @property
     def name(self) -> str:
@@ -63,7 +67,8 @@ class CSVHistory:
         if processes.is_primary():
             if not event.memory:
                 _require_history(self._file)
-            _replace(self._file, event.history.csv_table().encode())
+            table = event.history.csv_table()
+            _replace(self._file, (_beside(table, event.timing) if self.timing else table).encode())
         # Not empty: from now on the file is this run's, and a resume may replace whatever became of it.
         event.memory.clear()
         event.memory["rows"] = len(event.history)
@@ -94,6 +99,16 @@ def _require_history(path: Path) -> None:
             raise FileExistsError(
                 f"{path} is not a history, and writing one would delete its content. Name another file."
             )
+
+
+def _beside(table: str, timing: History) -> str:
+    """A table with the columns of the timing after its own, empty where a row has none."""
+    (header, *lines), (names, *cells) = table.splitlines(), timing.csv_table().splitlines()
+    by_step = dict(line.split(",", 1) for line in [names, *cells] if "," in line)
+    empty = "," * (len(timing.names) - 1)
+    # Two tables of one key: the header is the line of the step called "step".
+    rows = (f"{line},{by_step.get(line.split(',', 1)[0], empty)}" for line in [header, *lines])
+    return "".join(f"{row}\n" for row in rows) if timing.names else table
 
 
 def _replace(path: Path, content: bytes) -> None:

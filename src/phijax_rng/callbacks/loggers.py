@@ -1,4 +1,4 @@
-"""The history of a run in TensorBoard and in Weights & Biases.
+"""The history of a run, its wall time and its speed in TensorBoard and in Weights & Biases.
 
 Both are callbacks that only display: a run can be resumed with or without them. A logger that is added later
 begins with the rows of the history so far. With several processes the primary process alone writes. The
@@ -169,9 +169,12 @@ class WandbLogger:
 
 def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
     """The rows before the step `end` that were not written yet; the row of this step may still grow."""
-    rows = [row for row in event.history.after(event.memory.get("shown", 0)) if row["step"] < end]
+    shown = event.memory.get("shown", 0)
     event.memory["shown"] = end - 1
-    return rows
+    timing = {row["step"]: row for row in event.timing.after(shown)}
+    return [
+        {**row, **timing.get(row["step"], {})} for row in event.history.after(shown) if row["step"] < end
+    ]
 
 
 def _summary_writer(directory: str, purge_step: int) -> _Writer:

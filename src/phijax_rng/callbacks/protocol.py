@@ -41,6 +41,7 @@ class Event:
         start: the step at which this call of `fit` began.
         memory: a dict of this callback alone, saved with the run: numbers, strings, and lists and dicts of
             them.
+        timing: rows with `seconds` and `steps_per_second`, at the steps of the history.
     """
 
     step: int
@@ -50,6 +51,7 @@ class Event:
     memory: Memory
     _state: TrainState = dataclasses.field(repr=False)
     _report: Callable[[Mapping[str, float]], None] = dataclasses.field(repr=False)
+    timing: History = dataclasses.field(default_factory=History)
 
     @property
     def state(self) -> TrainState:

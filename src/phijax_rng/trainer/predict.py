@@ -40,8 +40,11 @@ class FitResult:
         metrics: the losses of the last update by name, and what callbacks reported at that step; empty
             when there was no update.
         history: one dict for every `log_every_n_steps` updates and for every step that callbacks reported
-            on: `step` (completed updates), the losses of the update that completed it, and the reports. A
-            run that continued from a checkpoint has the rows before it too.
+            on: `step` (completed updates), the losses of the update that completed it, their means since the
+            row before (`mean/<loss>`), a learning rate if the optimizer's state shows one, and the reports. A
+            run that continued from a checkpoint has the rows before it too, and the same as without a stop.
+        timing: at the same steps, what no run repeats: `seconds` of training so far, with compiling, saves and
+            callbacks, and the `steps_per_second` since the row before, without compiling.
         iterations: updates of this call.
         stopped_early: whether training ended before `max_steps` without a signal.
         interrupted: whether a signal ended it.
@@ -52,6 +55,7 @@ class FitResult:
     state: TrainState
     metrics: Mapping[str, float]
     history: tuple[Mapping[str, float], ...]
+    timing: tuple[Mapping[str, float], ...]
     iterations: int
     stopped_early: bool
     interrupted: bool

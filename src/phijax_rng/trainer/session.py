@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.callbacks.history import History
+from phijax_rng.callbacks.intervals import IntervalMeans, LearningRates, Stopwatch
 from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
@@ -50,7 +51,9 @@ class TrainingSession:
         step: its step.
         metrics: the losses of the last update by name, and the reports of callbacks at that step; after a
             resume those of the checkpoint, until there is another update.
-        history: the losses of each update that completed a multiple of `log_every_n_steps`, and reports.
+        history: the losses of each update that completed a multiple of `log_every_n_steps`, their means since
+            the row before it, learning rates, and reports.
+        timing: wall time and speed at the steps of the history.
         stop_requested: whether a callback stops the run, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
     """
@@ -68,6 +71,12 @@ class TrainingSession:
         self.step = self._first = int(run.state.step)
         self.metrics: dict[str, float] = dict(run.memory.get("metrics", {}))
         self.history = History.from_plain(run.memory.get("history", {}))
+        self.timing = History.from_plain(run.memory.get("timing", {}))
+        self._watch = Stopwatch(run.memory.get("seconds", 0.0))
+        # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
+        unknown = run.memory and self.step % log_every_n_steps
+        self._means = IntervalMeans(run.memory.get("interval", None if unknown else {}))
+        self._rates = LearningRates(run.state, log_every_n_steps)
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
@@ -101,6 +110,7 @@ class TrainingSession:
             ValueError: a number is not recorded, and no callback may report it.
         """
         self._loss_names = loss_names
+        self._watch.start(self.step)
         self._callbacks.require_followed(names)
         if self._checkpoints is not None:
             self._checkpoints.require_recorded(names, self._callbacks.may_report)
@@ -108,7 +118,7 @@ class TrainingSession:
     def next_host_step(self) -> int | None:
         """The next step at which a save or a callback is due by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
-        wanted = (save, self._callbacks.next_step(self.step))
+        wanted = (save, self._callbacks.next_step(self.step), self._rates.next_step(self.step))
         return min((step for step in wanted if step is not None), default=None)
 
     def on_chunk(self, chunk: Chunk) -> None:
@@ -122,11 +132,26 @@ class TrainingSession:
         self._show(chunk)
         self._call_callbacks()
         self._save_if_due()
+        self._watch.next_chunk(self.step)
 
     def _update_history(self, chunk: Chunk) -> None:
         self.metrics = _at(chunk, -1)
-        for step, losses in _logged(chunk, self._every):
-            self.history.add(step, losses)
+        now = self._watch.seconds
+        reached = chunk.start
+        for step in range(chunk.start + self._every - chunk.start % self._every, chunk.step + 1, self._every):
+            self._add_to_means(chunk, reached, step)
+            rates = self._rates.read(self.state, step) if step == chunk.step else {}
+            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **self._means.take(), **rates})
+            self.timing.add(step, self._watch.row(step, chunk.step, now))
+            reached = step
+        self._add_to_means(chunk, reached, chunk.step)
+
+    def _add_to_means(self, chunk: Chunk, start: int, stop: int) -> None:
+        """Adds the updates from step `start` to `stop` to the interval in progress."""
+        if self._every == 1:
+            return  # the mean of one update would only repeat it
+        updates = slice(start - chunk.start, stop - chunk.start)
+        self._means.add({name: chunk.records[name][updates] for name in self._loss_names})
 
     def _show(self, chunk: Chunk) -> None:
         self._warn_of_nonfinite(chunk)
@@ -192,19 +217,26 @@ class TrainingSession:
             memory={},
             _state=self.state,
             _report=self._add_report,
+            timing=self.timing,
         )
 
     def _add_report(self, numbers: Mapping[str, float]) -> None:
         added = checked_report(numbers, self.metrics)
         self.history.add(self.step, {**self.metrics, **added})
         self.metrics.update(added)
+        if not len(self.timing) or self.timing[-1]["step"] < self.step:
+            self.timing.add(self.step, self._watch.row(self.step, self.step, self._watch.seconds))
 
     def _memory(self) -> dict[str, Any]:
         """What a run that continues from here needs besides its state."""
         return {
             "callbacks": self._callbacks.memories(),
             "history": self.history.plain(),
+            "interval": self._means.plain(),
             "metrics": dict(self.metrics),
+            # Not the same twice, so apart from what a resume repeats.
+            "seconds": self._watch.seconds,
+            "timing": self.timing.plain(),
         }
 
     def _end(self, *, save: bool) -> None:
@@ -274,13 +306,6 @@ def _notes_on(error: BaseException) -> Iterator[None]:
         yield
     except Exception as other:
         error.add_note(f"and then: {type(other).__name__}: {other}")
-
-
-def _logged(chunk: Chunk, every: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """Step and losses of each update that completed a multiple of `every`."""
-    first = every - chunk.start % every - 1
-    for index in range(first, chunk.step - chunk.start, every):
-        yield chunk.start + index + 1, _at(chunk, index)
 
 
 def _at(chunk: Chunk, index: int) -> dict[str, float]:

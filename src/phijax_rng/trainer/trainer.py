@@ -365,6 +365,7 @@ class Trainer:
             state=session.state,
             metrics=session.metrics,
             history=tuple(session.history),
+            timing=tuple(session.timing),
             iterations=session.iterations,
             stopped_early=unfinished and not signalled,
             interrupted=unfinished and signalled,
