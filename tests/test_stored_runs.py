@@ -68,7 +68,7 @@ def test_a_stored_run_resumes_without_a_warning_and_ends_as_it_ended(run, versio
     stored = Checkpoints(_stored_runs.unpack(run, version, tmp_path / "again")).restore(resumed.state, LAST)
     assert_trees_bitwise_equal(ended, stored)
     assert_trees_bitwise_equal(resumed.state, stored)
-    assert Checkpoints(directory).memory(LAST) == memory
+    assert _known_to(memory, Checkpoints(directory).memory(LAST)) == memory
     assert Checkpoints(directory).contract(LAST)["canary"] == contract["canary"]
 
 
@@ -90,3 +90,11 @@ def digest(state) -> str:
         sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         sha.update(array.tobytes())
     return sha.hexdigest()
+
+
+def _known_to(stored, memory):
+    """The part of a memory that the version of the stored one knew: no means, learning rates or wall time."""
+    columns = [0, *(1 + memory["history"]["names"].index(name) for name in stored["history"]["names"])]
+    rows = [[row[index] for index in columns] for row in memory["history"]["rows"]]
+    known = {name: memory[name] for name in stored}
+    return {**known, "history": {"names": stored["history"]["names"], "rows": rows}}

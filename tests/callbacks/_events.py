@@ -4,7 +4,7 @@ from phijax_rng import Event
 from phijax_rng.callbacks.history import History
 
 
-def make_event(step, *, history=None, metrics=None, state=None):
+def make_event(step, *, history=None, metrics=None, state=None, timing=None):
     return Event(
         step=step,
         metrics=metrics or {},
@@ -13,4 +13,5 @@ def make_event(step, *, history=None, metrics=None, state=None):
         memory={},
         _state=state,
         _report=lambda numbers: None,
+        timing=History() if timing is None else timing,
     )

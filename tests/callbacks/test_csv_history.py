@@ -44,10 +44,31 @@ def test_the_file_is_the_history(tmp_path):
     )
     result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
     lines = path.read_text().splitlines()
-    assert lines[0] == "step,total_loss,pde,initial,boundary,evaluation/one"
+    means = "mean/total_loss,mean/pde,mean/initial,mean/boundary"
+    assert lines[0] == f"step,total_loss,pde,initial,boundary,{means},evaluation/one"
     assert [line.split(",")[0] for line in lines[1:]] == ["2", "3", "4", "6"]
     assert float(lines[1].split(",")[1]) == result.history[0]["total_loss"]
     assert [entry.name for entry in path.parent.iterdir()] == ["history.csv"]
+
+
+def test_wall_time_and_speed_are_columns_where_they_are_asked_for(tmp_path):
+    history, timing = rows(3), History()
+    timing.add(2, {"seconds": 0.5})
+    timing.add(3, {"seconds": 1.5, "steps_per_second": 1.0})
+    watchers = CallbackRunner(
+        adapt_callbacks(
+            tuple(CSVHistory(tmp_path / name, every_n_steps=1, timing=name == "b") for name in "ab")
+        ),
+        {},
+    )
+    watchers.call(make_event(3, history=history, timing=timing))
+    assert (tmp_path / "a").read_bytes() == table(history)
+    assert (tmp_path / "b").read_text().splitlines() == [
+        "step,loss,seconds,steps_per_second",
+        "1,1.0,,",
+        "2,0.5,0.5,",
+        f"3,{1 / 3!r},1.5,1.0",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def test_tensorboard_shows_the_history_of_a_fit(tmp_path):
         shown = scalars(tmp_path / "board")
         assert {step for _, step in shown} == {2, 4, 6}
         for row in result.history:
-            assert shown["total_loss", row["step"]] == pytest.approx(row["total_loss"], rel=1e-6)
+            for name in ("total_loss", "mean/total_loss"):
+                assert shown[name, row["step"]] == pytest.approx(row[name], rel=1e-6)
+            assert shown["steps_per_second", row["step"]] > 0
 
 
 def test_tensorboard_shows_no_step_twice_after_a_kill(tmp_path):
@@ -106,7 +108,9 @@ def test_wandb_gets_every_row_at_its_step(tmp_path):
         result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments, resume="auto")
     # The last row before a stop is sent again, complete; Weights & Biases passes over it.
     assert [step for step, _ in run.rows] == [2, 4, 4, 6, 8]
-    assert run.rows[3][1] == {name: v for name, v in result.history[2].items() if name != "step"}
+    expected = {**result.history[2], **result.timing[2]}
+    assert run.rows[3][1] == {name: v for name, v in expected.items() if name != "step"}
+    assert run.rows[3][1]["seconds"] > 0
     assert run.finished == 0  # it is its owner's to finish
 
 

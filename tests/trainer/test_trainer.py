@@ -57,11 +57,19 @@ def test_history_holds_multiples_of_log_every_n_steps_whatever_the_chunks(chunk_
     loop = HEAT.loop()
     records = loop.run(loop.place(HEAT.state()), 50).records
     expected = [
-        {"step": step, **{name: float(column[step - 1]) for name, column in records.items()}}
+        {
+            "step": step,
+            **{name: float(column[step - 1]) for name, column in records.items()},
+            **{
+                f"mean/{name}": sum(map(float, column[step - 6 : step])) / 6
+                for name, column in records.items()
+            },
+        }
         for step in range(6, 51, 6)
     ]
     assert list(result.history) == expected
-    assert list(result.history[0]) == ["step", "total_loss", "pde", "initial", "boundary"]
+    losses = ["total_loss", "pde", "initial", "boundary"]
+    assert list(result.history[0]) == ["step", *losses, *(f"mean/{name}" for name in losses)]
     assert result.metrics == {name: float(column[-1]) for name, column in records.items()}
     assert_trees_bitwise_equal(result.state, HEAT.run(50))
 

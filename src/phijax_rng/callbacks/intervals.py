@@ -20,9 +20,14 @@ Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 LEARNING_RATE = "learning_rate"
 
-# Reading a learning rate ends a call of the compiled loop. 20 updates of the smallest problems take about as
-# long as a few such calls, so rows that are closer together do without.
+# Looking at a state ends a call of the compiled loop. 20 updates of the smallest problems take about as long
+# as a few such calls, so rows that are closer together do without.
 _LEAST_UPDATES = 20
+
+
+def look_every(every: int) -> int:
+    """Updates between two rows for which the state is looked at, a multiple of those between two rows."""
+    return every * -(-_LEAST_UPDATES // every)
 
 
 class IntervalMeans:
@@ -75,7 +80,7 @@ class LearningRates:
 
         Args:
             state: any state of the run.
-            every: updates between two logged rows.
+            every: updates between two rows for which they are read.
         """
         paths = list(_rates(state))
         # `optax.multi_transform` has one for each label, and a chain may have several.
@@ -83,7 +88,7 @@ class LearningRates:
         distinct = len(set(labels)) == len(labels)
         several = [f"{LEARNING_RATE}/{label if distinct else i}" for i, label in enumerate(labels)]
         self._names = (LEARNING_RATE,) if len(paths) == 1 else tuple(several)
-        self._every = every * -(-_LEAST_UPDATES // every)
+        self._every = every
 
     def next_step(self, step: int) -> int | None:
         """The next step at which they are read; `None` where the optimizer shows none."""

@@ -172,9 +172,7 @@ def _rows(event: Event, end: int) -> list[Mapping[str, float]]:
     shown = event.memory.get("shown", 0)
     event.memory["shown"] = end - 1
     timing = {row["step"]: row for row in event.timing.after(shown)}
-    return [
-        {**row, **timing.get(row["step"], {})} for row in event.history.after(shown) if row["step"] < end
-    ]
+    return [{**row, **timing.get(row["step"], {})} for row in event.history.after(shown) if row["step"] < end]
 
 
 def _summary_writer(directory: str, purge_step: int) -> _Writer:

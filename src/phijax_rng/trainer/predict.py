@@ -43,8 +43,8 @@ class FitResult:
             on: `step` (completed updates), the losses of the update that completed it, their means since the
             row before (`mean/<loss>`), a learning rate if the optimizer's state shows one, and the reports. A
             run that continued from a checkpoint has the rows before it too, and the same as without a stop.
-        timing: at the same steps, what no run repeats: `seconds` of training so far, with compiling, saves and
-            callbacks, and the `steps_per_second` since the row before, without compiling.
+        timing: at the same steps, what no run repeats: `seconds` of training so far, with compiling, saves
+            and callbacks, and the `steps_per_second` since the row before, without compiling.
         iterations: updates of this call.
         stopped_early: whether training ended before `max_steps` without a signal.
         interrupted: whether a signal ended it.

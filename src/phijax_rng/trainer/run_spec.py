@@ -56,6 +56,7 @@ class RunSpec:
         balancer: how the losses are combined; their plain sum for `None`.
         on_nonfinite: see `Trainer`.
         microbatches: see `Trainer`.
+        gradient_norm: see `Trainer`.
 
     Raises:
         TypeError, ValueError: an input is not what it should be, or two contradict each other.
@@ -71,6 +72,7 @@ class RunSpec:
     balancer: LossBalancer | None = None
     on_nonfinite: str = "raise"
     microbatches: int = 1
+    gradient_norm: bool = False
 
     def __post_init__(self) -> None:
         # In the order that a user fixes things: first what is missing, then what does not fit together.
@@ -117,6 +119,11 @@ class RunSpec:
             raise ValueError(
                 f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
                 "is another update. Cut them there, or pass an optimizer."
+            )
+        if self.gradient_norm:
+            raise ValueError(
+                "gradient_norm=True records the gradient of an optimizer's update, and train_step is another "
+                "update. Return the norm there as a diagnostic of a StepOutput, or pass an optimizer."
             )
 
     def _check_mask(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.intervals import IntervalMeans, LearningRates, Stopwatch
+from phijax_rng.callbacks.intervals import IntervalMeans, LearningRates, Stopwatch, look_every
 from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
@@ -54,6 +54,7 @@ class TrainingSession:
         history: the losses of each update that completed a multiple of `log_every_n_steps`, their means since
             the row before it, learning rates, and reports.
         timing: wall time and speed at the steps of the history.
+        gradient_norm: of the next update; set where `wants_gradient_norm`.
         stop_requested: whether a callback stops the run, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
     """
@@ -65,6 +66,7 @@ class TrainingSession:
         checkpoints: Checkpoints | None,
         display: Display,
         log_every_n_steps: int,
+        gradient_norm: bool = False,
         callbacks: tuple[AdaptedCallback, ...] = (),
     ):
         self.state = run.state
@@ -76,7 +78,10 @@ class TrainingSession:
         # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
         unknown = run.memory and self.step % log_every_n_steps
         self._means = IntervalMeans(run.memory.get("interval", None if unknown else {}))
-        self._rates = LearningRates(run.state, log_every_n_steps)
+        self._look_every = look_every(log_every_n_steps)
+        self._rates = LearningRates(run.state, self._look_every)
+        self._gradient_norm = gradient_norm
+        self.gradient_norm = 0.0
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
@@ -118,8 +123,21 @@ class TrainingSession:
     def next_host_step(self) -> int | None:
         """The next step at which a save or a callback is due by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
-        wanted = (save, self._callbacks.next_step(self.step), self._rates.next_step(self.step))
+        wanted = (
+            *(save, self._callbacks.next_step(self.step), self._rates.next_step(self.step)),
+            *((self._next_gradient_norm(),) if self._gradient_norm else ()),
+        )
         return min((step for step in wanted if step is not None), default=None)
+
+    @property
+    def wants_gradient_norm(self) -> bool:
+        """Whether the next update completes a row that has the norm of its gradient."""
+        return self._gradient_norm and (self.step + 1) % self._look_every == 0
+
+    def _next_gradient_norm(self) -> int:
+        """The step before the next such update; after it, the update alone."""
+        following = self.step // self._look_every * self._look_every + self._look_every
+        return following if following == self.step + 1 else following - 1
 
     def on_chunk(self, chunk: Chunk) -> None:
         """Takes a chunk over: history, display, callbacks, save."""
@@ -140,11 +158,17 @@ class TrainingSession:
         reached = chunk.start
         for step in range(chunk.start + self._every - chunk.start % self._every, chunk.step + 1, self._every):
             self._add_to_means(chunk, reached, step)
-            rates = self._rates.read(self.state, step) if step == chunk.step else {}
-            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **self._means.take(), **rates})
+            seen = self._looked_at(chunk) if step == chunk.step else {}
+            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **self._means.take(), **seen})
             self.timing.add(step, self._watch.row(step, chunk.step, now))
             reached = step
         self._add_to_means(chunk, reached, chunk.step)
+
+    def _looked_at(self, chunk: Chunk) -> dict[str, float]:
+        """What a row has of the state at its step, or of the one before it."""
+        norm = self._gradient_norm and chunk.step % self._look_every == 0
+        rates = self._rates.read(chunk.state, chunk.step)
+        return {**rates, "gradient_norm": self.gradient_norm} if norm else rates
 
     def _add_to_means(self, chunk: Chunk, start: int, stop: int) -> None:
         """Adds the updates from step `start` to `stop` to the interval in progress."""

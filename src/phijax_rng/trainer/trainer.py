@@ -69,6 +69,9 @@ class Trainer:
             (`"pad"`): then the losses have a parameter named `mask`, which says which rows count.
         microbatches: into how many slices each batch is cut, one evaluated after the other, so that only
             the activations of one slice are in memory; see `LossTrainStep`. It changes no row.
+        gradient_norm: whether rows of the history have `gradient_norm`, the 2-norm of the gradient of the
+            update that completed them. A program of its own evaluates that gradient once more, so no bit of
+            the run moves; at most every 20th update has a row with one.
     """
 
     max_steps: int
@@ -84,11 +87,13 @@ class Trainer:
     shardings: Callable[[TrainState], Any] | None = None
     uneven: str = "refuse"
     microbatches: int = 1
+    gradient_norm: bool = False
 
     def __post_init__(self) -> None:
         validation.step_number(self.max_steps, "max_steps")
         validation.positive(self.log_every_n_steps, "log_every_n_steps")
         validation.positive(self.microbatches, "microbatches")
+        validation.flag(self.gradient_norm, "gradient_norm")
         validation.flag(self.progress, "progress")
         validation.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
         validation.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
@@ -254,6 +259,7 @@ class Trainer:
             placement=resolve(self.devices, shardings=self.shardings, uneven=self.uneven),
             on_nonfinite=self.on_nonfinite,
             microbatches=self.microbatches,
+            gradient_norm=self.gradient_norm,
             **inputs,
         )
 
@@ -278,6 +284,7 @@ class Trainer:
             checkpoints=self.checkpoints,
             display=display,
             log_every_n_steps=self.log_every_n_steps,
+            gradient_norm=self.gradient_norm,
             callbacks=adapt_callbacks(self.callbacks),
         )
         signals.describe_save = session.describe_save
@@ -345,6 +352,8 @@ class Trainer:
         state = loop.place(session.state)
         while session.step < self.max_steps and not session.stop_requested and not signals.poll():
             source, end = prefetcher.at(session.step)
+            if session.wants_gradient_norm:
+                session.gradient_norm = loop.gradient_norm(state, source)
             bounds = (self.max_steps, end, session.next_host_step())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()

@@ -36,7 +36,7 @@ from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
 from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
 from phijax_rng.training.prefetch import TracedSource, in_program
-from phijax_rng.training.step import TrainStep
+from phijax_rng.training.step import LossTrainStep, TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
 """What to do when a loss or an updated leaf is not finite."""
@@ -112,6 +112,7 @@ class TrainLoop:
 
         lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
+        self._gradient_norm = jax.jit(functools.partial(_gradient_norm, parts))
         self.names = recorded.names
         self.loss_names = recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
@@ -155,6 +156,19 @@ class TrainLoop:
             chunks.append(chunk)
             state = chunk.state
         return joined(chunks)
+
+    def gradient_norm(self, state: TrainState, source: Any = None) -> float:
+        """The 2-norm of the gradient of the next update, whose train step is a `LossTrainStep`.
+
+        A program of its own: a norm inside the loop would change how XLA compiles the update, and with it the
+        last bits of the parameters.
+
+        Args:
+            state: from `place` or from a chunk. It is not updated.
+            source: as in `run`.
+        """
+        leaves = self._leaves if source is None else self._arguments(source)[1]
+        return float(self._gradient_norm(state, leaves))
 
     def _call(self, state: TrainState, leaves: Tree, stop: int) -> Chunk:
         """One call of the program: up to `stop`, or up to and including a non-finite update."""
@@ -266,6 +280,16 @@ class _Recorded:
         _require_same_types(following, state)
         return following, output
 
+    def gradient_norm(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None
+    ) -> jax.Array:
+        """The norm of the gradient of the update with these arguments."""
+        if not isinstance(self._train_step, LossTrainStep):
+            raise TypeError(
+                f"train_step must be a LossTrainStep, got {validation.formatted(self._train_step)}."
+            )
+        return self._train_step.gradient_norm(state, batches, key, mask)
+
 
 def _split(part: object) -> tuple[Callable[[Any], Any], list[Any]]:
     """How to rebuild a pytree from its leaves, and the leaves; an object that is no pytree has none."""
@@ -351,6 +375,14 @@ def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
     _, state, _ = _refreshed(parts, state, leaves)
     advanced, _ = advance(state)
     return parts.constrain(advanced.replace(step=state.step + 1))
+
+
+def _gradient_norm(parts: _Parts, state: TrainState, leaves: Tree) -> jax.Array:
+    """The norm of the gradient of an update that is not made."""
+    source, state, _ = _refreshed(parts, state, leaves)
+    batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
+    advanced, key = advance(state)
+    return parts.train_step.gradient_norm(advanced, batches, key, mask)
 
 
 def _refreshed(

@@ -7,6 +7,7 @@ A `StepOutput` in place of the dict adds diagnostics. `LossTrainStep` is the usu
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -104,15 +105,8 @@ class LossTrainStep:
 
         Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
         """
-        # Only floating and complex leaves are differentiated: `grad` refuses integers and keys.
         params = trainable(state.model_state)
-
-        def objective(params: ModelState) -> tuple[jax.Array, Any]:
-            model_state = merge(params, state.model_state)
-            variables, losses, diagnostics = self._evaluate(model_state, batches, key, mask)
-            total, observed = self._combine(losses.named(), state)
-            return total, (variables, losses, diagnostics, observed)
-
+        objective = functools.partial(self._objective, state, batches, key, mask)
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
@@ -138,6 +132,24 @@ class LossTrainStep:
         weights = self._adapted.weights(following.balancer_state)
         diagnosed = {**diagnostics.named(), **{f"weight/{name}": weight for name, weight in weights.items()}}
         return following, StepOutput(recorded, diagnostics=diagnosed)
+
+    def gradient_norm(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None = None
+    ) -> jax.Array:
+        """The 2-norm of the gradient that an update with these arguments gives to the optimizer."""
+        objective = functools.partial(self._objective, state, batches, key, mask)
+        grads, (variables, *_) = jax.grad(objective, has_aux=True)(trainable(state.model_state))
+        grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
+        return jnp.sqrt(sum((jnp.sum(jnp.abs(leaf) ** 2) for leaf in jax.tree.leaves(grads)), jnp.float32(0)))
+
+    def _objective(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None, params: ModelState
+    ) -> tuple[jax.Array, Any]:
+        """What is minimized over the floating and complex leaves: `grad` refuses integers and keys."""
+        model_state = merge(params, state.model_state)
+        variables, losses, diagnostics = self._evaluate(model_state, batches, key, mask)
+        total, observed = self._combine(losses.named(), state)
+        return total, (variables, losses, diagnostics, observed)
 
     def _evaluate(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mask | None
