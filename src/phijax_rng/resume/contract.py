@@ -23,6 +23,7 @@ A contract is plain data, stored as canonical JSON with its own SHA-256 beside t
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,10 +43,28 @@ LEVELS = ("exact", "rounding", "batches", "keys", "none")
 REFUSED_LEVELS = ("keys", "none")
 """Levels at which a resume raises unless `on_change="warn"`."""
 
+COMPILER_SETTINGS = {
+    "jax_disable_most_optimizations": False,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_memory_fitting_effort": 0.0,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_memory_fitting_level": "O2",
+    "jax_use_shardy_partitioner": True,
+    "jax_xla_profile_version": 0,
+    "jax_enable_pgle": False,
+    "jax_cpu_collectives_implementation": "gloo",
+}
+"""JAX's settings that enter the options of the compiler, with the value under which none is stored."""
+
+COMPILER_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables of the process that compilers and libraries of kernels read."""
+
 # The first prefix that fits a setting's path decides what survives its change, so a rule for one setting
 # comes before the rule for its group. `jax_threefry_partitionable` gives other numbers for the same key; the
-# settings of precision, of `jit` and of XLA leave every draw alone and round differently.
-_SURVIVES = (
+# settings of precision, of `jit` and of XLA leave every draw alone and round differently. What has `None` is
+# not compared: contracts of 0.1.0 store the default of JAX's own keys, and nothing here draws from these.
+_SURVIVES: tuple[tuple[str, str | None], ...] = (
     ("schema", "none"),
     ("derivation", "none"),
     ("keys.", "none"),
@@ -55,8 +74,11 @@ _SURVIVES = (
     ("settings.jax_threefry_partitionable", "keys"),
     ("settings.jax_default_matmul_precision", "rounding"),
     ("settings.jax_disable_jit", "rounding"),
-    ("settings.XLA_FLAGS", "rounding"),
+    ("settings.jax_default_prng_impl", None),
+    ("settings.jax_random_seed_offset", None),
+    *((f"settings.{name}", "rounding") for name in (*COMPILER_SETTINGS, *COMPILER_VARIABLES)),
     ("settings.", "batches"),
+    ("training.on_host", None),
     ("training", "batches"),
     ("versions.", "rounding"),
     ("machine.", "rounding"),
@@ -70,7 +92,15 @@ _MOVES_PROGRAM = (
     "machine.uneven",
 )
 
-_HINTS = {"training.program": " (another learning rate, loss, model or captured array)"}
+# These change what the compiler makes of a program, and not its text.
+_AFTER_PROGRAM = tuple(f"settings.{name}" for name in COMPILER_SETTINGS)
+
+_ACCELERATOR = "versions.accelerator"
+
+_HINTS = {
+    "training.program": " (another learning rate, loss, model or captured array)",
+    "training.hyperparameters": " (on_change='warn' takes this run's, 'error' keeps the checkpoint's)",
+}
 
 _ABSENT = "(absent)"
 _UNKNOWN = (None, _ABSENT)
@@ -98,7 +128,8 @@ class Difference:
 
     def __str__(self) -> str:
         both = f"{_formatted(self.saved)} in the checkpoint, {_formatted(self.current)} in this run"
-        return f"{self.setting}: {both}{_HINTS.get(self.setting, '')}"
+        hint = next((hint for start, hint in _HINTS.items() if self.setting.startswith(start)), "")
+        return f"{self.setting}: {both}{hint}"
 
 
 def build(
@@ -159,8 +190,15 @@ def digest_contents(source: object) -> dict[str, str]:
 def compare(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
     """Every setting that differs, the one with the most severe effect first."""
     before, now = dict(_flat(saved)), dict(_flat(current))
+    # Contracts of 0.1.0 do not say which accelerator libraries there were.
+    known = all(any(setting.startswith(_ACCELERATOR) for setting in side) for side in (before, now))
+    # A source that is called on the host belongs to another program, of the same batches.
+    moved = before.get("training.on_host") != now.get("training.on_host")
+    skipped = (*(() if known else (_ACCELERATOR,)), *(("training.program",) if moved else ()))
     differences = []
     for setting in dict.fromkeys((*before, *now)):
+        if setting.startswith(skipped):
+            continue
         old, new = before.get(setting, _ABSENT), now.get(setting, _ABSENT)
         level = next((level for prefix, level in _SURVIVES if setting.startswith(prefix)), None)
         unknown = setting in _MAY_BE_UNKNOWN and (old in _UNKNOWN or new in _UNKNOWN)
@@ -174,7 +212,11 @@ def _comparable(difference: Difference, all_of_them: list[Difference]) -> Differ
     """The difference, marked as not comparable if the program has to differ for another reason."""
     if difference.setting != "training.program":
         return difference
-    movers = [d.setting for d in all_of_them if d.setting.startswith(_MOVES_PROGRAM)]
+    movers = [
+        d.setting
+        for d in all_of_them
+        if d.setting.startswith(_MOVES_PROGRAM) and d.setting not in _AFTER_PROGRAM
+    ]
     if not movers:
         return difference
     reason = f"not comparable, since {movers[0]} differs"
@@ -228,7 +270,22 @@ def _flat(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     else:
         if isinstance(value, str) and path.endswith(".kind"):
             value = _FORMER_KINDS.get(value, value)
+        if isinstance(value, str) and path == "settings.XLA_FLAGS":
+            value = canonical_flags(value)
         yield path, list(value) if isinstance(value, tuple) else value
+
+
+def canonical_flags(text: str) -> str:
+    """XLA's flags in one order, as XLA takes them: the last value of a repeated one, and no dumps.
+
+    >>> canonical_flags("--xla_b=2 --xla_dump_to=/tmp --xla_a --xla_b=1")
+    '--xla_a=true --xla_b=1'
+    """
+    words = shlex.split(text)
+    if not all(word.startswith("--") for word in words):  # the name of a file of flags, which XLA reads
+        return text
+    flags = {name: value if sign else "true" for name, sign, value in (word.partition("=") for word in words)}
+    return " ".join(f"{name}={flags[name]}" for name in sorted(flags) if not name.startswith("--xla_dump"))
 
 
 def _formatted(value: object) -> str:

@@ -115,7 +115,7 @@ class ResumePlan:
         A named step must be intact; without one, damaged steps are skipped with a warning.
         """
         if self.checkpoints is None:
-            return Restored(fresh, {}, None, {}, {})
+            return Restored(fresh, {}, None, {}, {}, {})
         if self.step is None:
             state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
         else:
@@ -126,7 +126,8 @@ class ResumePlan:
             "balancer": keys.fingerprint(state.balancer_key),
         }
         memory = {} if self.weights_only else self.checkpoints.memory(step)
-        return Restored(state, self.checkpoints.contract(step), step, streams, memory)
+        hyperparameters = run_contract.hyperparameters(state.optimizer_state)
+        return Restored(state, self.checkpoints.contract(step), step, streams, memory, hyperparameters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Restored:
         step: the step it was saved at; `None` for a fresh run.
         streams: fingerprints of the saved keys, for a state that was saved without a contract.
         memory: the stored memory of history and callbacks; empty for a fresh run.
+        hyperparameters: those in the saved optimizer state, see `run_contract.hyperparameters`.
     """
 
     state: TrainState
@@ -146,6 +148,7 @@ class Restored:
     step: int | None
     streams: Mapping[str, str]
     memory: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
 
 
 @contextlib.contextmanager
@@ -361,6 +364,10 @@ def resume_run(plan: ResumePlan, inputs: RunInputs, fresh: TrainState, root: Key
     if plan.continues:
         # A state may have been saved by hand, without a contract; its keys are compared all the same.
         saved = restored.contract or {"keys": restored.streams}
+        if "training" in saved and restored.hyperparameters:
+            # As the state has them, since an earlier resume may have kept others than it was given.
+            training = {**saved["training"], "hyperparameters": restored.hyperparameters}
+            saved = {**saved, "training": training}
     contract = RunContract(
         base, source, saved=saved, lineage=_lineage(plan, restored), on_change=plan.on_change
     )
@@ -381,6 +388,13 @@ def _restore(plan: ResumePlan, inputs: RunInputs, fresh: TrainState) -> tuple[Re
             # The source is made again, from the saved key: the contract then names every change, and with
             # `fit_state` a state of another seed continues a run of this one.
             source = inputs.make_source(processes.to_local(restored.state.sampling_key))
+    if plan.continues and plan.on_change == "warn":
+        optimizer_state = run_contract.with_hyperparameters_of(
+            like.optimizer_state, restored.state.optimizer_state
+        )
+        restored = dataclasses.replace(
+            restored, state=restored.state.replace(optimizer_state=optimizer_state)
+        )
     return restored, source
 
 

@@ -7,18 +7,21 @@ at each save       the canary of the next batch, and the parent step
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
 import logging
 import os
 import platform
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from phijax_rng._base.digests import digest
 from phijax_rng._base.plain_data import plain
@@ -29,6 +32,9 @@ from phijax_rng.errors import RunChangedError
 from phijax_rng.resume import contract
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState
+
+# The field of Optax's record.
+_INJECTED = "hyperparams"
 
 _log = logging.getLogger("phijax_rng")
 
@@ -187,11 +193,16 @@ def build(
     Args:
         state: what the run starts from.
         source: the prepared source.
-        streams: a state with the keys of this call; those of a checkpoint may differ.
+        streams: a state with the keys and hyperparameters of this call; those of a checkpoint may differ.
         root: the root key; `None` where only the streams are known.
         training: from `describe_training`.
         placement: where the run trains.
     """
+    on_host, _ = source.host_and_device_parts()
+    if on_host is not None:
+        training = {**training, "on_host": list(on_host.names)}
+    if given := hyperparameters(streams.optimizer_state):
+        training = {**training, "hyperparameters": given}
     described = describe_environment(placement.host_device)
     described["machine"] = {**described["machine"], **placement.describe_state(state)}
     return contract.build(
@@ -213,6 +224,50 @@ def optimizer_kinds(optimizer_state: object) -> list[str]:
     kinds = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
     # Below the records are the user's parameters, which the restore compares leaf by leaf.
     return kinds or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]
+
+
+def hyperparameters(optimizer_state: object) -> dict[str, Any]:
+    """The constants that `optax.inject_hyperparams` stores in the optimizer's state, by path; plain data.
+
+    A schedule gives its value anew at every update; it is part of the program and not among them.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(processes.to_local(optimizer_state))[0]
+    constant = _constants(optimizer_state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".").replace(f"{_INJECTED}.", ""): _number(leaf)
+        for path, leaf in leaves
+        if path in constant
+    }
+
+
+def _number(leaf: object) -> Any:
+    value = np.asarray(leaf)
+    if value.ndim:
+        return f"{value.dtype}{list(value.shape)} {digest(value)[:16]}"
+    # The shortest text of a float32 is what the user typed.
+    return value.item() if value.dtype.kind in "iub" else float(str(value[()]))
+
+
+def with_hyperparameters_of(given: object, stored: object) -> Any:
+    """The optimizer state `stored` with the constants of `given`."""
+    constant = _constants(stored)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, old, new: new if path in constant else old, stored, given
+    )
+
+
+def _constants(optimizer_state: object) -> set[tuple[Any, ...]]:
+    """The paths of the constants among injected hyperparameters."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(optimizer_state)[0]]
+    fields = {
+        (path[:at], key.name, path[at + 1])
+        for path in paths
+        for at, key in enumerate(path[:-1])
+        if isinstance(key, jax.tree_util.GetAttrKey)
+    }
+    own = {(above, name) for above, field, name in fields if field == _INJECTED}
+    scheduled = {(above, name) for above, field, name in fields if field == f"{_INJECTED}_states"}
+    return {(*above, jax.tree_util.GetAttrKey(_INJECTED), name) for above, name in own - scheduled}
 
 
 def _without_program(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,21 +297,52 @@ _PACKAGES = ("jax", "jaxlib", "optax", "numpy", "orbax-checkpoint", "phijax-rng"
 _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_enable_x64",
-    "jax_default_prng_impl",
-    "jax_random_seed_offset",
     "jax_default_matmul_precision",
     "jax_numpy_dtype_promotion",
     "jax_disable_jit",
 )
 
+# The same, stored only with another value than this one: contracts of 0.1.0 have none of them.
+_RARE_SETTINGS = {
+    **contract.COMPILER_SETTINGS,
+    "jax_accurate_erf_inv": False,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_softmax_custom_jvp": False,
+    "jax_allow_f16_reductions": True,
+    "jax_bcoo_cusparse_lowering": False,
+    "jax_use_direct_linearize": True,
+    "jax_use_hlo_logistic_lowering": False,
+    "jax_threefry_gpu_kernel_lowering": False,
+    "jax_ragged_dot_use_ragged_dot_instruction": True,
+}
+
+# Parts of the names of packages whose versions change kernels.
+_KERNELS = re.compile(r"(jax[-_](cuda|rocm|metal)|nvidia|libtpu|intel.*openxla)", re.IGNORECASE)
+_DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+
 
 def describe_environment(device: jax.Device) -> dict[str, dict[str, Any]]:
     """`versions`, `settings` and `machine` of this process, for a run on `device`; plain data."""
-    return {"versions": _versions(), "settings": _settings(), "machine": _machine(device)}
+    return {"versions": _versions(device), "settings": _settings(), "machine": _machine(device)}
 
 
-def _versions() -> dict[str, str | None]:
-    return {name: _version(name) for name in _PACKAGES}
+def _versions(device: jax.Device) -> dict[str, Any]:
+    versions = {name: _version(name) for name in _PACKAGES}
+    # Looking at every package takes tens of milliseconds, and on CPU none of them counts.
+    return versions if device.platform == "cpu" else {**versions, "accelerator": _accelerator(device)}
+
+
+def _accelerator(device: jax.Device) -> dict[str, str]:
+    """Runtime, driver, plug-in and libraries of kernels, as far as they can be read."""
+    found = {"runtime": " ".join(str(device.client.platform_version).split())}
+    for package in importlib.metadata.distributions():
+        name = str(package.metadata["Name"])
+        if _KERNELS.match(name):
+            found[name] = package.version
+    for path in _DRIVERS:
+        with contextlib.suppress(OSError):
+            found["driver"] = " ".join(Path(path).read_text().partition("\n")[0].split())
+    return dict(sorted(found.items()))
 
 
 def _version(package: str) -> str | None:
@@ -268,7 +354,12 @@ def _version(package: str) -> str | None:
 
 def _settings() -> dict[str, Any]:
     found = {name: plain(getattr(jax.config, name, None), str) for name in _SETTINGS}
-    return {**found, "XLA_FLAGS": " ".join(os.environ.get("XLA_FLAGS", "").split())}
+    for name, usual in _RARE_SETTINGS.items():
+        value = plain(jax.config.values.get(name, usual), str)
+        if value != usual:
+            found[name] = value
+    variables = {name: os.environ[name] for name in contract.COMPILER_VARIABLES if name in os.environ}
+    return {**found, **variables, "XLA_FLAGS": " ".join(variables.get("XLA_FLAGS", "").split())}
 
 
 def _machine(device: jax.Device) -> dict[str, Any]:

@@ -6,8 +6,11 @@ RunSpec(module, train_step, source, initial=state, ...)                         
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
+
+import jax
 
 from phijax_rng import keys
 from phijax_rng._base import validation
@@ -99,6 +102,7 @@ class RunSpec:
         ):
             balancer.require_fitting_state(self.initial.balancer_state)
         self._check_mask()
+        _require_finite_tests(self.on_nonfinite, self.placement.host_device)
         if self.source is None and not isinstance(self.datamodule, DataModule):
             raise TypeError(
                 f"datamodule must offer train_batch_source(batch_keys, key), got "
@@ -258,6 +262,19 @@ def adapt_datamodule(datamodule: DataModule | None) -> DataHooks:
     """The optional hooks of a data module, complete."""
     found = (getattr(datamodule, name, None) for name in ("prepare_data", "setup", "teardown"))
     return DataHooks(*(hook if callable(hook) else _do_nothing for hook in found))
+
+
+def _require_finite_tests(on_nonfinite: str, device: jax.Device) -> None:
+    """Raises where XLA would remove the tests for non-finite numbers from the program."""
+    flags = contract.canonical_flags(os.environ.get("XLA_FLAGS", "")).lower().split()
+    fast = [
+        flag for flag in flags if flag in ("--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math=1")
+    ]
+    if fast and on_nonfinite != "ignore" and device.platform == "cpu":
+        raise ValueError(
+            f"XLA_FLAGS has {fast[0]}, with which XLA removes tests for NaN and infinity, and "
+            f"on_nonfinite={on_nonfinite!r} needs them. Remove the flag, or pass on_nonfinite='ignore'."
+        )
 
 
 def _do_nothing(*_: object) -> None:

@@ -34,12 +34,13 @@ def updated(balancer, slopes, state=None, params=None):
     return update(balancer.initialize() if state is None else state)
 
 
-# PhiJAX 0.2.0b5 gave these weights for the norms 1, 2, 5 and so on, from weights of 1.
+# PhiJAX 0.2.0b5 gave these weights for the norms 1, 2, 5 and so on, from weights of 1, where no norm is 0.
 @pytest.mark.parametrize(
     ("slopes", "norms", "weights"),
     [
         ([1, 2, 3, 4], [1, 2, 5], [1.1666596, 1.0333315, 0.953333]),
-        ([0, 2, 3, 4], [0, 2, 5], [1.0000901e4, 1.0166653, 0.94666642]),
+        ([0, 2, 3, 4], [0, 2, 5], [1, 1.0749969, 0.9699995]),
+        ([0, 2, 3, 0], [0, 2, 3], [1, 1.0249984, 0.9833326]),
         ([1e-6, 1e6, 3, 4], [1e-6, 1e6, 5], [1.0000898e4, 0.9333334, 4.0009116e3]),
         ([0, 0, 0, 0], [0, 0, 0], [1, 1, 1]),
     ],
@@ -48,6 +49,26 @@ def test_weights_are_those_of_phijax(slopes, norms, weights):
     state = updated(GradNormBalancer(NAMES, update_every_n_steps=3), slopes)
     np.testing.assert_allclose(state["norms"], norms, rtol=1e-6)
     np.testing.assert_allclose(state["weights"], weights, rtol=1e-6)
+
+
+def test_a_loss_without_gradient_keeps_its_weight_to_the_bit_and_is_balanced_when_it_wakes():
+    balancer = GradNormBalancer(NAMES, update_every_n_steps=1, initial_weights={"a": 0.3})
+    state = balancer.initialize()
+    for _ in range(200):
+        state = updated(balancer, [0, 2, 3, 4], state)
+    assert np.asarray(state["weights"])[0] == np.float32(0.3)
+    np.testing.assert_allclose(state["weights"][1:], [1.75, 0.7], rtol=1e-4)
+    woken = updated(balancer, [1, 2, 3, 4], state)
+    target = np.float32([8 / 3, 4 / 3, 8 / 15])
+    np.testing.assert_allclose(woken["weights"], 0.9 * state["weights"] + 0.1 * target, rtol=1e-4)
+
+
+def test_the_only_loss_keeps_a_weight_of_one_and_a_gradient_of_nan_is_seen():
+    alone = GradNormBalancer(("c",), update_every_n_steps=1, eps=0)
+    np.testing.assert_allclose(updated(alone, [1, 2, 3, 4])["weights"], [1], rtol=1e-6)
+    assert updated(alone, [0, 0, 0, 0])["weights"] == 1
+    state = updated(GradNormBalancer(NAMES, update_every_n_steps=1), [np.nan, 2, 3, 4])
+    assert np.isnan(state["norms"][0])  # which discards the update and is an event
 
 
 def test_the_next_update_averages_with_the_last():

@@ -66,10 +66,35 @@ def test_it_looks_back_as_often_as_it_is_told():
     assert 853 <= kept <= 947
 
 
-def test_a_loss_of_zero_keeps_the_weights_finite():
-    balancer = ReLoBRaLoBalancer(NAMES, alpha=0.5, lookback=0.5)
-    rows = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]], np.float32)
-    assert np.isfinite(observed(balancer, rows)["weights"]).all()
+def test_a_loss_of_zero_keeps_its_weight_and_the_others_share_theirs():
+    balancer = ReLoBRaLoBalancer(NAMES, alpha=0.5, lookback=0.0)
+    rows = ROWS.copy()
+    rows[:, 0] = 0
+    weights = observed(balancer, rows)["weights"]
+    others = ReLoBRaLoBalancer(NAMES[1:], alpha=0.5, lookback=0.0)
+    state = others.initialize()
+    for row in rows:
+        losses = {"b": jnp.float32(row[1]), "c": jnp.float32(row[2])}
+        state = others.observe(losses, jax.random.key(0), state)
+    assert weights[0] == 1
+    np.testing.assert_allclose(weights[1:], state["weights"], rtol=1e-6)
+
+
+def test_a_loss_that_wakes_is_compared_with_its_own_first_value():
+    balancer = ReLoBRaLoBalancer(NAMES, alpha=0.5, lookback=0.0)
+    rows = np.array([[0, 1, 1], [0, 1, 1], [2, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]], np.float32)
+    woken = observed(balancer, rows[:3])
+    assert_trees_bitwise_equal(woken["weights"], np.ones(3, np.float32))
+    compared = observed(balancer, rows[:4])["weights"]
+    np.testing.assert_allclose(compared, balance(rows[3], np.float64([2, 1, 1]), 1), rtol=1e-5)
+    state = observed(balancer, rows)
+    np.testing.assert_allclose(state["first"], [2, 1, 1])
+    assert state["weights"].max() < 1.5
+
+
+def test_losses_that_are_all_zero_keep_the_weights():
+    state = observed(ReLoBRaLoBalancer(NAMES, alpha=0.5, lookback=0.5), np.zeros((3, 3), np.float32))
+    assert_trees_bitwise_equal(state["weights"], np.ones(3, np.float32))
 
 
 def test_x64_moves_no_draw_and_no_weight():

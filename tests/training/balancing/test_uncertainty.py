@@ -52,6 +52,20 @@ def test_a_fit_is_the_joint_descent_of_both():
     np.testing.assert_allclose([last[f"weight/{name}"] for name in NAMES], weights, rtol=1e-6)
 
 
+def test_a_loss_of_zero_keeps_its_weight():
+    balancer = UncertaintyBalancer(NAMES, learning_rate=RATE)
+    state, observe = balancer.initialize(), jax.jit(balancer.observe)
+    key, losses = jax.random.key(0), {"near": jnp.float32(0), "far": jnp.float32(9)}
+    for _ in range(200):
+        state = observe(losses, key, state)
+    weights = balancer.diagnostics(state)
+    np.testing.assert_allclose(weights["near"], 1, rtol=1e-6)
+    np.testing.assert_allclose(weights["far"], 1 / 18, rtol=0.2)  # on the way to a variance of 9
+    state = observe({**losses, "near": jnp.float32(4)}, key, state)
+    moved = state["next"] - balancer.initialize()["next"]
+    assert 0 < moved[0] < 4 * RATE
+
+
 def test_the_default_starts_with_weights_of_one():
     balancer = UncertaintyBalancer(NAMES)
     shown = balancer.diagnostics(balancer.initialize())

@@ -6,6 +6,9 @@ The weights follow the targets as a moving average. This is the weighting of PIN
 Sankaran, Wang and Perdikaris, "An Expert's Guide to Training Physics-informed Neural Networks",
 arXiv:2308.08468, section 5.2), in the normalization of PhiJAX; it is not the GradNorm of multi-task
 learning (Chen et al., ICML 2018), which also looks at the rates of training.
+
+A loss without gradient (a norm of exactly 0) is no part of the mean and keeps its weight: PhiJAX lets that
+weight climb towards `1 / eps`, and the step at which the loss gets a gradient is then far too large.
 """
 
 import dataclasses
@@ -22,6 +25,7 @@ from phijax_rng.training.balancing.weights import (
     WeightedSum,
     check_settings,
     initial_vector,
+    mean_of,
     moving_average,
     sum_of_squares,
 )
@@ -32,8 +36,8 @@ from phijax_rng.training.module import LossModule
 class GradNormBalancer(WeightedSum):
     """A loss whose gradient is small gets a large weight.
 
-    An update costs one gradient of the losses, taken one loss after the other. Where all gradients are
-    zero, the weights stay.
+    An update costs one gradient of the losses, taken one loss after the other. A loss whose gradient is zero
+    keeps its weight.
 
     Attributes:
         loss_names: the losses, in the order they are summed.
@@ -90,8 +94,10 @@ class GradNormBalancer(WeightedSum):
             return jnp.sqrt(sum_of_squares(gradient)) + 0 * value.astype(jnp.float32)
 
         norms = jnp.stack([norm(name) for name in self.loss_names])
+        counts = norms > 0  # a norm of NaN is in the state, so the update is discarded anyway
         # The mean keeps the targets near 1, so that the learning rate keeps its meaning.
-        mean = jnp.mean(norms)
-        target = mean / (norms + np.float32(self.eps) * mean)
+        mean = mean_of(norms, counts)
+        # No division by 0, not even where it is not used: `jax_debug_nans` looks at every operation.
+        target = mean / jnp.where(counts, norms + np.float32(self.eps) * mean, 1)
         renewed = moving_average(self.moving_average_coefficient, state["weights"], target)
-        return {"norms": norms, "weights": jnp.where(mean > 0, renewed, state["weights"])}
+        return {"norms": norms, "weights": jnp.where(counts, renewed, state["weights"])}

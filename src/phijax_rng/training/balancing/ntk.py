@@ -27,6 +27,7 @@ from phijax_rng.training.balancing.weights import (
     WeightedSum,
     check_settings,
     initial_vector,
+    mean_of,
     moving_average,
     sum_of_squares,
 )
@@ -41,7 +42,7 @@ class NTKBalancer(WeightedSum):
     `residuals` is called with one row of each batch. An update costs one Jacobian for each row and term;
     `kernel_chunk_size` of them are in memory at a time.
 
-    A trace of at most `eps` leaves the weight of its term as it was.
+    A term whose trace is at most `eps` keeps its weight, and has no part in the mean.
 
     Attributes:
         loss_names: the losses, in the order they are summed; each has rows of residuals.
@@ -114,13 +115,11 @@ class NTKBalancer(WeightedSum):
                 for name in self.loss_names
             ]
         )
-        weights, mean = state["weights"], jnp.mean(traces)
-        counts = traces > np.float32(self.eps)
-        target = jnp.where(counts, mean / jnp.where(counts, traces, 1), weights)
-        return {
-            "traces": traces,
-            "weights": moving_average(self.moving_average_coefficient, weights, target),
-        }
+        weights, counts = state["weights"], traces > np.float32(self.eps)
+        target = mean_of(traces, counts) / jnp.where(counts, traces, 1)
+        renewed = moving_average(self.moving_average_coefficient, weights, target)
+        # Selected after averaging: the average of a weight with itself would round it at every update.
+        return {"traces": traces, "weights": jnp.where(counts, renewed, weights)}
 
     def _trace(self, residual: Callable[..., jax.Array], parameters: ModelState, num_rows: int) -> jax.Array:
         """The mean of the kernel's diagonal over the rows of one term."""

@@ -7,6 +7,9 @@
 A loss that has fallen less than the others gets a larger weight (Bischof and Kraus, "Multi-Objective
 Loss Balancing for Physics-Informed Deep Learning", arXiv:2110.09813, equations of ReLoBRaLo). It reads the
 losses that the step computes anyway, so it costs next to nothing.
+
+A loss of exactly 0 (no row of the batch counts, or a term that has not begun) has made no progress to
+compare: it keeps its weight, and the others share theirs. Its first value other than 0 is its start.
 """
 
 import dataclasses
@@ -22,9 +25,10 @@ from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import KeyScalar
 from phijax_rng.training.balancing.weights import WeightedSum, fraction
 
-# Keeps the quotient of two losses finite where one of them is 0.
+# Keep the quotient of two losses finite, and put a loss that is left out below all others.
 _LEAST = np.finfo(np.float32).tiny
 _MOST = np.float32(1e30)
+_LEFT_OUT = np.float32(-1e38)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,17 +77,20 @@ class ReLoBRaLoBalancer(WeightedSum):
     ) -> dict[str, jax.Array]:
         """The state with the losses of this step taken in; see `ObservingBalancer`."""
         now = jnp.stack([jnp.asarray(losses[name], jnp.float32) for name in self.loss_names])
+        first, previous = state["first"], state["previous"]
+        counts = (now != 0) & (first != 0)  # then `previous` is not 0 either
         stays = jax.random.bernoulli(key, jnp.float32(self.lookback))
-        history = jnp.where(stays, state["weights"], self._balance(now, state["first"]))
-        recent = self._balance(now, state["previous"])
+        history = jnp.where(stays, state["weights"], self._balance(now, first, counts))
+        recent = self._balance(now, previous, counts)
         weights = np.float32(self.alpha) * history + np.float32(1 - self.alpha) * recent
         return {
-            "first": jnp.where(state["seen"], state["first"], now),
-            "previous": now,
+            "first": jnp.where(first == 0, now, first),
+            "previous": jnp.where(now == 0, previous, now),
             "seen": jnp.asarray(True),
-            "weights": jnp.where(state["seen"], weights, state["weights"]),
+            "weights": jnp.where(state["seen"] & counts, weights, state["weights"]),
         }
 
-    def _balance(self, now: jax.Array, then: jax.Array) -> jax.Array:
-        quotient = now / jnp.maximum(np.float32(self.temperature) * then, _LEAST)
-        return len(self.loss_names) * jax.nn.softmax(jnp.minimum(quotient, _MOST))
+    def _balance(self, now: jax.Array, then: jax.Array, counts: jax.Array) -> jax.Array:
+        quotient = now / jnp.maximum(np.float32(self.temperature) * jnp.where(counts, then, 1), _LEAST)
+        compared = jnp.where(counts, jnp.minimum(quotient, _MOST), _LEFT_OUT)
+        return jnp.sum(counts).astype(jnp.float32) * jax.nn.softmax(compared)

@@ -7,6 +7,8 @@ Cipolla, "Multi-Task Learning Using Uncertainty to Weigh Losses for Scene Geomet
 for PINNs, Xiang, Peng, Liu and Yao, "Self-adaptive loss balanced Physics-informed neural networks",
 Neurocomputing 496, 2022). A loss that stays large gets a small weight, and the second term keeps the weights
 from vanishing. It reads the losses that the step computes anyway, so it costs next to nothing.
+
+A loss of exactly 0 would pull its s down at every step, without end. It keeps its weight instead.
 """
 
 import dataclasses
@@ -90,10 +92,18 @@ class UncertaintyBalancer:
         gradient = np.float32(0.5) - np.float32(0.5) * jnp.exp(-used) * now
         first = _BETA1 * state["first"] + (1 - _BETA1) * gradient
         second = _BETA2 * state["second"] + (1 - _BETA2) * gradient**2
+        counts = now != 0
+        first, second = jnp.where(counts, first, state["first"]), jnp.where(counts, second, state["second"])
         steps = count.astype(jnp.float32)
         mean, square = first / (1 - _BETA1**steps), second / (1 - _BETA2**steps)
         moved = used - np.float32(self.learning_rate) * mean / (jnp.sqrt(square) + _EPS)
-        return {"count": count, "first": first, "next": moved, "second": second, "used": used}
+        return {
+            "count": count,
+            "first": first,
+            "next": jnp.where(counts, moved, used),
+            "second": second,
+            "used": used,
+        }
 
 
 def _weights(state: Mapping[str, jax.Array]) -> jax.Array:

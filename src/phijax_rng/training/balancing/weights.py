@@ -52,6 +52,12 @@ def moving_average(coefficient: float, old: jax.Array, new: jax.Array) -> jax.Ar
     return np.float32(coefficient) * old + np.float32(1 - coefficient) * new
 
 
+def mean_of(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean of the entries that count, for equal numbers that of all; 0 if none counts."""
+    counted = jnp.sum(counts).astype(values.dtype)
+    return jnp.sum(jnp.where(counts, values, 0)) / jnp.maximum(counted, 1)
+
+
 def sum_of_squares(tree: Tree) -> jax.Array:
     """The squared Euclidean norm of all leaves together, float32."""
     # Empty leaves would add a kernel each and no number.
