@@ -31,6 +31,7 @@ from phijax_rng import (
     initialize_train_state,
     keys,
     masked_mean,
+    masked_sum,
 )
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
@@ -173,29 +174,37 @@ def heat() -> Any:
     return dataclasses.replace(problem, datamodule=PoolDataModule(problem.datamodule.pools, sizes))
 
 
-def _masked_losses(params: Any, batches: Any, mask: Any) -> dict[str, jax.Array]:
+def _uneven_losses(reduced: Any, params: Any, batches: Any, mask: Any) -> dict[str, Any]:
     field = functools.partial(_problems._mlp, params)
     initial, boundary = batches["initial"], batches["boundary"]
     return {
-        "initial": masked_mean((field(initial["inputs"]) - initial["targets"]) ** 2, mask["initial"]),
-        "boundary": masked_mean(field(boundary["inputs"])[:, 0] ** 2, mask["boundary"]),
+        "initial": reduced((field(initial["inputs"]) - initial["targets"]) ** 2, mask["initial"]),
+        "boundary": reduced(field(boundary["inputs"])[:, 0] ** 2, mask["boundary"]),
     }
 
 
-def _careless_losses(params: Any, batches: Any, mask: Any) -> dict[str, jax.Array]:
+def _masked_losses(params: Any, batches: Any, mask: Any) -> dict[str, Any]:
+    return _uneven_losses(masked_mean, params, batches, mask)
+
+
+def _summed_losses(params: Any, batches: Any, mask: Any) -> dict[str, Any]:
+    return _uneven_losses(masked_sum, params, batches, mask)
+
+
+def _careless_losses(params: Any, batches: Any, mask: Any) -> dict[str, Any]:
     every = {name: jnp.ones_like(rows) for name, rows in mask.items()}
     return _masked_losses(params, batches, every)
 
 
+_LOSSES = {"masked": _masked_losses, "summed": _summed_losses, "careless": _careless_losses}
 UNEVEN_SIZES = {"initial": 9, "boundary": 3}
 
 
 @functools.cache
-def uneven(*, careless: bool = False, **options: Any) -> Any:
-    """A problem whose batches no even number of devices can share; its losses read the mask, or do not."""
+def uneven(*, losses: str = "masked", **options: Any) -> Any:
+    """A problem whose batches no even number of devices can share; its losses are one of `_LOSSES`."""
     problem = _problems.heat()
-    losses = _careless_losses if careless else _masked_losses
-    module = LossModule(problem.module.init, losses, batch_keys=tuple(UNEVEN_SIZES))
+    module = LossModule(problem.module.init, _LOSSES[losses], batch_keys=tuple(UNEVEN_SIZES))
     pools = {name: problem.datamodule.pools[name] for name in UNEVEN_SIZES}
     return dataclasses.replace(
         problem, module=module, datamodule=PoolDataModule(pools, UNEVEN_SIZES, **options)

@@ -17,6 +17,8 @@ from phijax_rng import (
     Trainer,
     initialize_train_state,
     keys,
+    masked_mean,
+    masked_sum,
 )
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
@@ -36,14 +38,14 @@ def plain(model_state, batches):
     }
 
 
-def updated(losses, count, model_state=START, balancer=None, optimizer=None):
+def updated(losses, count, model_state=START, *, balancer=None, optimizer=None, mask=None):
     optimizer = optimizer or optax.sgd(0.1)
     module = LossModule(lambda key: model_state, losses, batch_keys=("data", "walls"))
     state = initialize_train_state(
         model_state, optimizer, balancer.initialize() if balancer else {}, keys.split_root(0)
     )
     step = LossTrainStep(module, optimizer, balancer, count)
-    return jax.jit(functools.partial(step))(state, BATCHES, KEY)
+    return jax.jit(functools.partial(step))(state, BATCHES, KEY, mask)
 
 
 class ProductBalancer:
@@ -91,6 +93,111 @@ def test_each_loss_is_the_mean_of_its_values_over_the_slices():
     values = [plain(START, rows) for rows in slices]
     for name in ("fit", "walls"):
         np.testing.assert_allclose(output.losses[name], np.mean([value[name] for value in values]), rtol=1e-6)
+
+
+# Losses that are no plain mean: given as (sum, weight)
+
+
+LABELED = np.float32([1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1])
+
+
+def labeled(as_pair, weights=LABELED):
+    """The error of the labeled rows, as one number or as a sum with its weight."""
+
+    def losses(model_state, batches):
+        # The weights are found by their row, since a loss receives a slice.
+        own = jnp.sum(jnp.where(batches["data"]["inputs"][:, :1] == ROWS[:, 0], weights, 0), axis=1)
+        total = jnp.sum(
+            own * (batches["data"]["inputs"] @ model_state["w"] - batches["data"]["targets"]) ** 2
+        )
+        pair = total, jnp.sum(own)
+        return {
+            "fit": pair if as_pair else total / jnp.maximum(pair[1], 1),
+            "walls": plain_walls(model_state),
+        }
+
+    return losses
+
+
+def plain_walls(model_state):
+    return jnp.sum(model_state["w"] ** 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_sums_and_weights_add_up_to_the_loss_and_gradient_of_the_whole_batch(count):
+    whole, output = updated(labeled(as_pair=True), 1)
+    mean, by_hand = updated(labeled(as_pair=False), 1)
+    assert_trees_bitwise_equal(whole.model_state, mean.model_state)
+    assert_trees_bitwise_equal(output.losses, by_hand.losses)
+    cut, pieces = updated(labeled(as_pair=True), count)
+    for name, loss in output.losses.items():
+        np.testing.assert_allclose(pieces.losses[name], loss, rtol=1e-6)
+    np.testing.assert_allclose(cut.model_state["w"], whole.model_state["w"], rtol=1e-5)
+    # The control: means over the labeled rows of each slice.
+    wrong, means = updated(labeled(as_pair=False), count)
+    assert abs(means.losses["fit"] / output.losses["fit"] - 1) > 0.1
+    assert not np.allclose(wrong.model_state["w"], whole.model_state["w"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_batch_without_any_weight_is_a_loss_of_zero_without_gradient(count):
+    state, output = updated(labeled(as_pair=True, weights=0 * LABELED), count)
+    assert output.losses["fit"] == 0
+    np.testing.assert_allclose(state.model_state["w"], START["w"] * 0.8, rtol=1e-6)  # of the other loss alone
+    assert first_difference(output.losses["walls"], jnp.float32(0)) is not None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sum_over_no_weight_is_no_loss_of_zero(count):
+    def losses(model_state, batches):
+        return {"fit": (jnp.sum(model_state["w"] ** 2), 0.0), "walls": (jnp.int32(2), jnp.asarray(True))}
+
+    _, output = updated(losses, count)
+    assert np.isinf(output.losses["fit"])
+    assert output.losses["walls"] == 2
+    assert output.losses["walls"].dtype == jnp.float32
+
+
+def test_rows_that_fill_up_a_slice_do_not_count():
+    mask = {"data": jnp.arange(12) < 11, "walls": jnp.arange(6) < 4}
+
+    def losses(reduced, model_state, batches, mask):
+        data, walls = batches["data"], batches["walls"]["inputs"]
+        return {
+            "fit": reduced((data["inputs"] @ model_state["w"] - data["targets"]) ** 2, mask["data"]),
+            "walls": reduced(jnp.tanh(walls * model_state["w"]) ** 2, mask["walls"]),
+        }
+
+    whole, output = updated(functools.partial(losses, masked_mean), 1, mask=mask)
+    for count in (2, 5):  # 5 divides neither batch, and leaves slices without a row that counts
+        cut, pieces = updated(functools.partial(losses, masked_sum), count, mask=mask)
+        for name, loss in output.losses.items():
+            np.testing.assert_allclose(pieces.losses[name], loss, rtol=1e-6)
+        np.testing.assert_allclose(cut.model_state["w"], whole.model_state["w"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (
+            (1.0, 2.0, 3.0),
+            "losses['fit'] must be a scalar or a pair (sum, weight), got a tuple of 3. "
+            "Return a number, or a sum over rows and their number.",
+        ),
+        (
+            (np.ones(3), 2.0),
+            "losses['fit']['sum'] must be a scalar, got shape (3,). Reduce it, for example with jnp.mean.",
+        ),
+        (
+            (1.0, np.ones(3, bool)),
+            "losses['fit']['weight'] must be a scalar, got shape (3,). Reduce it, for example with jnp.mean.",
+        ),
+    ],
+)
+def test_a_pair_has_two_scalars(term, message):
+    module = LossModule(lambda key: START, lambda model_state, batches: {"fit": term}, batch_keys=("data",))
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        module.evaluate(START, BATCHES, KEY)
 
 
 def test_every_micro_batch_has_its_slice_and_a_key_of_its_own():

@@ -8,7 +8,7 @@ from phijax_rng._base.exports import publish
 from phijax_rng.auditing import audit
 from phijax_rng.callbacks import Callback, CSVHistory, EarlyStopping, Evaluate, Event
 from phijax_rng.checkpoints import Checkpoints
-from phijax_rng.devices import masked_mean
+from phijax_rng.devices import masked_mean, masked_sum
 from phijax_rng.sampling import (
     DatasetSampler,
     HostPool,
@@ -75,6 +75,7 @@ __all__ = [
     "initialize_train_state",
     "keys",
     "masked_mean",
+    "masked_sum",
     "shuffle",
 ]
 

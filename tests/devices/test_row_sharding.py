@@ -84,7 +84,7 @@ def padded_run():
     one = _devices.fit(12, problem=problem, uneven="pad")[0].state
     away = _devices.farthest(_devices.fit(12, problem=problem, uneven="pad", devices=8)[0].state, one)
     assert away < 1e-4, away
-    careless = _devices.uneven(careless=True)
+    careless = _devices.uneven(losses="careless")
     away = _devices.farthest(_devices.fit(12, problem=careless, uneven="pad", devices=8)[0].state, one)
     assert away > 1e-2, ("the control", away)
     print("equal")
@@ -159,13 +159,31 @@ def test_a_train_step_that_takes_no_mask_is_rejected():
         TrainLoop(train_step, heat.state(), heat.source(), placement=resolve(1, uneven="pad"))
 
 
-def test_slices_of_a_batch_are_not_filled_up():
+def padded_slices():
+    """Parameters of 12 updates on padded batches in slices, some of which have no row that counts."""
+    one = _devices.fit(12, problem=_devices.uneven(), uneven="pad")[0].state
+    for devices, count in ((8, 4), (3, 2), (1, 2)):
+        options = {"uneven": "pad", "devices": devices, "microbatches": count}
+        away = _devices.farthest(
+            _devices.fit(12, problem=_devices.uneven(losses="summed"), **options)[0].state, one
+        )
+        assert away < 1e-4, (devices, count, away)
+    print("equal")
+
+
+@pytest.mark.full
+def test_a_padded_batch_may_be_cut_into_slices_where_losses_are_sums_with_weights(in_eight):
+    assert in_eight(padded_slices) == "equal\n"
+
+
+def test_a_padded_batch_in_slices_needs_losses_with_weights():
     message = (
-        "microbatches=2 averages over slices of a batch, and with uneven='pad' these do not have equally "
-        "many rows that count. Pass one of the two."
+        "microbatches=2 with uneven='pad' needs losses as (sum, weight), and losses['initial'] is one "
+        "number: slices of a padded batch differ in the rows that count. "
+        "Return masked_sum(values, mask[name]) in place of masked_mean."
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Trainer(1, uneven="pad", microbatches=2)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):  # JAX adds to it
+        _devices.fit(1, problem=_devices.uneven(), uneven="pad", microbatches=2)
 
 
 def test_batches_without_names_and_fields_of_different_lengths_have_no_mask():

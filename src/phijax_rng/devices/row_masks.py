@@ -32,6 +32,22 @@ def masked_mean(values: ArrayLike, mask: ArrayLike) -> jax.Array:
     Raises:
         ValueError: the mask has not one axis, or another number of rows than the values.
     """
+    values, full = _with_full_mask(values, mask)
+    return jnp.mean(values, where=full)
+
+
+def masked_sum(values: ArrayLike, mask: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The sum over the rows whose mask is true, and how many values it has: a loss as `(sum, weight)`.
+
+    The value of such a loss is that of `masked_mean`, and it may be cut into micro-batches, of which some may
+    have no row that counts. The arguments are those of `masked_mean`.
+    """
+    values, full = _with_full_mask(values, mask)
+    return jnp.sum(values, where=full), jnp.sum(full, dtype=jnp.int32)
+
+
+def _with_full_mask(values: ArrayLike, mask: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The values, and the mask of each of them."""
     values, mask = jnp.asarray(values), jnp.asarray(mask)
     if mask.ndim != 1 or values.shape[:1] != mask.shape:
         raise ValueError(
@@ -39,8 +55,7 @@ def masked_mean(values: ArrayLike, mask: ArrayLike) -> jax.Array:
             f"{values.shape}. Pass the mask of the same batch."
         )
     # Reshaped first: broadcasting aligns the last axes, and the rows are the first one.
-    full = jnp.broadcast_to(mask.reshape(-1, *(1,) * (values.ndim - 1)), values.shape)
-    return jnp.mean(values, where=full)
+    return values, jnp.broadcast_to(mask.reshape(-1, *(1,) * (values.ndim - 1)), values.shape)
 
 
 def every_row(batches: Batches) -> dict[str, np.ndarray[Any, Any]]:

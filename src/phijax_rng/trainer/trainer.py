@@ -103,11 +103,6 @@ class Trainer:
         if self.shardings is not None:
             validation.function(self.shardings, "shardings")
         validation.one_of(self.uneven, "uneven", UNEVEN)
-        if self.uneven == "pad" and self.microbatches != 1:
-            raise ValueError(
-                f"microbatches={self.microbatches} averages over slices of a batch, and with uneven='pad' "
-                "these do not have equally many rows that count. Pass one of the two."
-            )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(
                 f"checkpoints must be a Checkpoints or None, got {validation.formatted(self.checkpoints)}. "

@@ -4,7 +4,7 @@ A `LossModule` is a record of plain functions. The trainer calls `init` once wit
 and `losses` once per step with that step's runtime key:
 
     init(key) -> model_state
-    losses(model_state, batches, key) -> {name: scalar}
+    losses(model_state, batches, key) -> {name: scalar or (sum, weight)}
 
 A function that names a parameter `mask` is also told which rows of the batches count; see `masks`.
 
@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base import validation
@@ -42,7 +43,7 @@ class StepOutput:
     """What `losses` may return instead of a dict, when a step produces more than losses.
 
     Attributes:
-        losses: loss name -> scalar.
+        losses: loss name -> scalar, or a pair `(sum, weight)`; see `LossModule`.
         model_state: the model state with updated variables, of unchanged structure; `None` when
             there are none. Leaves handed back as they came are trained. Leaves that were replaced
             are variables (batch statistics, counters): they are carried as returned, and the
@@ -51,7 +52,7 @@ class StepOutput:
         diagnostics: name -> scalar, recorded beside the losses, without influence.
     """
 
-    losses: Mapping[str, jax.Array]
+    losses: Mapping[str, Any]
     model_state: Any = None
     diagnostics: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
@@ -68,7 +69,9 @@ class LossModule:
         losses: `losses(model_state, batches, key) -> {name: scalar}` or a `StepOutput`. A function without
             a parameter named `key` is called without it. One with a parameter named `mask` receives
             `{batch name: bool of shape (rows,)}`, true for the rows that count: all of them, unless a trainer
-            pads batches (`uneven="pad"`). Traced once; must be pure.
+            pads batches (`uneven="pad"`). Traced once; must be pure. A loss may also be a pair
+            `(sum, weight)` of scalars, whose value is `sum / weight` and which adds up over micro-batches;
+            `(0, 0)`, a batch without rows that count, is a loss of 0 without gradient.
         batch_keys: names of the batches that the losses read, in the order they are drawn.
         loss_names: names of the losses, in the order they are summed; taken from the first trace if left
             out.
@@ -121,7 +124,7 @@ class LossModule:
     def evaluate(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
     ) -> StepOutput:
-        """`losses` called with the parameters it has, its result as a `StepOutput`.
+        """`losses` called with the parameters it has, its result as a `StepOutput` of scalars.
 
         Args:
             model_state: of the model.
@@ -132,6 +135,16 @@ class LossModule:
         Raises:
             ValueError: there is a mask, and the losses have no parameter for it.
         """
+        output = self.evaluate_terms(model_state, batches, key, mask)
+        losses = {
+            name: ratio(*term) if isinstance(term, tuple) else term for name, term in output.losses.items()
+        }
+        return dataclasses.replace(output, losses=losses)
+
+    def evaluate_terms(
+        self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
+    ) -> StepOutput:
+        """The same, with losses that are given as `(sum, weight)` as these pairs."""
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
         # A function with a `mask` parameter gets one in every run, so that it needs no second code path.
@@ -140,7 +153,7 @@ class LossModule:
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
-            scalars(output.losses, "losses"),
+            _terms(output.losses),
             output.model_state,
             scalars(output.diagnostics, "diagnostics") if output.diagnostics else {},
         )
@@ -252,9 +265,9 @@ def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
     for key, value in values.items():
         if not is_array(value):
             raise TypeError(f"{name}[{key!r}] must be a real scalar, got {value!r}. Return a number.")
-        if jax.numpy.shape(value) != ():
+        if jnp.shape(value) != ():
             raise ValueError(
-                f"{name}[{key!r}] must be a scalar, got shape {jax.numpy.shape(value)}. "
+                f"{name}[{key!r}] must be a scalar, got shape {jnp.shape(value)}. "
                 "Reduce it, for example with jnp.mean."
             )
         if not _is_real(value):
@@ -263,6 +276,32 @@ def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
                 "Take its real part, or its modulus."
             )
     return values
+
+
+def _terms(losses: Any) -> Mapping[str, Any]:
+    """`losses`, if each is a real scalar or a pair of them."""
+    validation.mapping(losses, "losses")
+    for name, term in losses.items():
+        if not isinstance(term, tuple):
+            scalars({name: term}, "losses")
+        elif len(term) == 2:
+            scalars(dict(zip(("sum", "weight"), term, strict=True)), f"losses[{name!r}]")
+        else:
+            raise ValueError(
+                f"losses[{name!r}] must be a scalar or a pair (sum, weight), got a tuple of {len(term)}. "
+                "Return a number, or a sum over rows and their number."
+            )
+    return losses
+
+
+def ratio(total: jax.typing.ArrayLike, weight: jax.typing.ArrayLike) -> jax.Array:
+    """`total / weight` in the dtype of the sum; 0 without gradient where both are 0. May be traced."""
+    total, weight = jnp.asarray(total), jnp.asarray(weight)
+    dtype = total.dtype if jnp.issubdtype(total.dtype, jnp.floating) else jnp.result_type(float)
+    total, weight = total.astype(dtype), weight.astype(dtype)
+    # A sum over no weight is infinite, hence an event, unless it is the sum over no rows.
+    empty = (total == 0) & (weight == 0)
+    return jnp.where(empty, 0, total / jnp.where(empty, 1, weight))
 
 
 def is_array(value: object) -> bool:
@@ -278,13 +317,13 @@ def array_type(value: Any) -> str:
     """`float32[3]`, or the repr of a value that is no array."""
     if not is_array(value):
         return repr(value)
-    dtype = value.dtype if hasattr(value, "dtype") else jax.numpy.result_type(value)
-    return f"{dtype}{list(jax.numpy.shape(value))}"
+    dtype = value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
+    return f"{dtype}{list(jnp.shape(value))}"
 
 
 def _is_real(value: Any) -> bool:
-    dtype = jax.numpy.result_type(value) if not hasattr(value, "dtype") else value.dtype
-    return any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
+    dtype = jnp.result_type(value) if not hasattr(value, "dtype") else value.dtype
+    return any(jnp.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
 
 
 @runtime_checkable

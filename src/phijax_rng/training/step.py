@@ -21,10 +21,10 @@ from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState
 from phijax_rng.state import TrainState, merge, trainable
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
-from phijax_rng.training.microbatches import Evaluated, Pairs, one_by_one, sliced
+from phijax_rng.training.microbatches import evaluated
 from phijax_rng.training.module import LossModule, StepOutput
 from phijax_rng.training.optimizer_call import optimizer_update
-from phijax_rng.training.variables import is_none, none_of, replaced_leaves
+from phijax_rng.training.variables import is_none
 
 TOTAL = "total_loss"
 """The name under which the balanced sum of the losses is recorded."""
@@ -69,11 +69,12 @@ class LossTrainStep:
     schedules do) receive it.
 
     With micro-batches, row i of a batch of b rows belongs to micro-batch `i // (b / microbatches)`. They are
-    evaluated one after the other, the j-th with the key `split(key, microbatches)[j]`, and each loss is the
-    mean of its values; the balancer combines these means. Variables are carried from one to the next.
-    Floating diagnostics are averaged, others are those of the last micro-batch. The gradient is that of the
-    whole batch; each micro-batch is evaluated again for it (`jax.checkpoint`), so that the activations of one
-    are in memory at a time.
+    evaluated one after the other, the j-th with the key `split(key, microbatches)[j]`. Each loss is the mean
+    of its values; of a loss given as `(sum, weight)`, sums and weights add up, so that it is that of the
+    whole batch. The balancer combines these losses. Variables are carried from one to the next. Floating
+    diagnostics are averaged, others are those of the last micro-batch. The gradient is that of the whole
+    batch; each micro-batch is evaluated again for it (`jax.checkpoint`), so that the activations of one are
+    in memory at a time.
 
     Attributes:
         module: the losses.
@@ -147,31 +148,11 @@ class LossTrainStep:
     ) -> tuple[jax.Array, Any]:
         """What is minimized over the floating and complex leaves: `grad` refuses integers and keys."""
         model_state = merge(params, state.model_state)
-        variables, losses, diagnostics = self._evaluate(model_state, batches, key, mask)
+        variables, losses, diagnostics = evaluated(
+            self.module, model_state, batches, key, mask, count=self.microbatches
+        )
         total, observed = self._combine(losses.named(), state)
         return total, (variables, losses, diagnostics, observed)
-
-    def _evaluate(
-        self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mask | None
-    ) -> Evaluated:
-        """The replaced leaves of the model state, the losses and the diagnostics of a step."""
-
-        def evaluate(variables: ModelState, batches: Batches, key: KeyScalar) -> Evaluated:
-            given = merge(variables, model_state)
-            output = self.module.evaluate(given, batches, key, mask)
-            replaced = replaced_leaves(output.model_state, given)
-            # `Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
-            return replaced, Pairs(output.losses), Pairs(output.diagnostics)
-
-        if self.microbatches == 1:
-            return evaluate(none_of(model_state), batches, key)
-        if mask is not None:
-            raise ValueError(
-                f"microbatches={self.microbatches} averages over slices of a batch, and slices of a padded "
-                "batch do not have equally many rows that count. Pass microbatches=1, or another `uneven`."
-            )
-        slices = Pairs({name: sliced(rows, name, self.microbatches) for name, rows in batches.items()})
-        return one_by_one(evaluate, model_state, slices, jax.random.split(key, self.microbatches))
 
     def _combine(self, losses: Mapping[str, jax.Array], state: TrainState) -> tuple[jax.Array, Any]:
         """The total, and the balancer's next state if it observes the losses."""
