@@ -12,24 +12,32 @@ the code and the machine.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
+from phijax_rng._base import model_leaves, pytrees
+from phijax_rng._base.model_leaves import is_array, is_trainable
+from phijax_rng._base.pytrees import Carried
 from phijax_rng._base.types import KeyScalar
 from phijax_rng._base.validation import formatted
 
+T = TypeVar("T")
 
-@jax.tree_util.register_dataclass
+
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """The state of a run after `step` updates.
 
+    As a pytree it has the arrays of `model_state` as leaves; functions, text, Python numbers and other
+    leaves that are no arrays are static.
+
     Attributes:
-        model_state: parameters and variables, any pytree.
+        model_state: parameters and variables, any pytree, as a copy: later changes of the pytree that was
+            given, or of its NumPy arrays, do not change the state.
         optimizer_state: what the Optax transformation keeps.
         balancer_state: what the loss balancer keeps.
         rng_key: runtime stream, shape `()`; split once per step.
@@ -58,6 +66,75 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
+class _ModelState:
+    """The attribute `model_state`: stored as arrays and constants apart, given out as the user's whole object.
+
+    The pytree functions of a state read the parts: JAX may put any object in the place of an array.
+    """
+
+    def __get__(self, state: TrainState | None, owner: object = None) -> Any:
+        if state is None:
+            return self
+        stored = vars(state)
+        if "_whole" not in stored:
+            arrays, carried = stored["_parts"]
+            stored["_whole"] = arrays if carried is None else carried.joined(arrays)
+        return stored["_whole"]
+
+    def __set__(self, state: TrainState, value: object) -> None:
+        vars(state).pop("_whole", None)
+        vars(state)["_parts"] = model_leaves.split(value)
+
+
+# After `dataclass`, which would take the descriptor for a default.
+TrainState.model_state = _ModelState()
+
+_OTHERS = tuple(field.name for field in dataclasses.fields(TrainState) if field.name != "model_state")
+_KEYS = tuple(jax.tree_util.GetAttrKey(name) for name in ("model_state", *_OTHERS))
+
+
+def _flatten(state: TrainState) -> tuple[tuple[Any, ...], Carried | None]:
+    stored = vars(state)
+    arrays, carried = stored["_parts"]
+    if carried is not None and "_whole" in stored:
+        # A custom train step may have changed the object that it was given.
+        arrays, carried = model_leaves.split(stored["_whole"])
+    return (arrays, *(stored[name] for name in _OTHERS)), carried
+
+
+def _flatten_with_keys(state: TrainState) -> tuple[Any, Carried | None]:
+    children, carried = _flatten(state)
+    return tuple(zip(_KEYS, children, strict=True)), carried
+
+
+def _unflatten(carried: Carried | None, children: Any) -> TrainState:
+    state = object.__new__(TrainState)
+    arrays, *others = children
+    vars(state).update(_parts=(arrays, carried), **dict(zip(_OTHERS, others, strict=True)))
+    return state
+
+
+jax.tree_util.register_pytree_with_keys(TrainState, _flatten_with_keys, _unflatten, _flatten)
+
+
+@pytrees.record(data=("_arrays",), meta=("_carried",))
+class Model:
+    """A model state as a pytree whose leaves are its arrays, for JAX's transformations."""
+
+    def __init__(self, model_state: object):
+        self._arrays, self._carried = model_leaves.split(model_state)
+
+    @property
+    def model_state(self) -> Any:
+        """The whole model state."""
+        return self._arrays if self._carried is None else self._carried.joined(self._arrays)
+
+
+def abstract_model(init: Callable[[KeyScalar], object], key: KeyScalar) -> Any:
+    """The model state that `init` makes, with abstract arrays; nothing is computed."""
+    return jax.eval_shape(lambda key: Model(init(key)), key).model_state
+
+
 @runtime_checkable
 class _Optimizer(Protocol):
     """What the first state needs of an Optax transformation."""
@@ -79,7 +156,7 @@ _LISTED_LEAVES = 4
 
 def _summary(tree: object) -> str:
     """Paths, dtypes and shapes of a few leaves; of many how many there are, and of which dtypes."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = [(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if is_array(leaf)]
     if len(leaves) == 1 and not leaves[0][0]:
         return keys.formatted(tree)
     if len(leaves) <= _LISTED_LEAVES:
@@ -115,8 +192,10 @@ def initialize_train_state(
         balancer_key: a typed key of shape `()`.
 
     Raises:
-        TypeError: a key is not one typed key, or only one of the two optional keys is given.
-        ValueError: the keys are of different implementations.
+        TypeError: a key is not one typed key, or only one of the two optional keys is given; a leaf of
+            `model_state` could be a parameter or a constant (a Python float in a dict, list or tuple), or is
+            an array that JAX cannot hold.
+        ValueError: the keys are of different implementations; an NNX object is in `model_state` twice.
     """
     if not isinstance(optimizer, _Optimizer):
         raise TypeError(
@@ -128,15 +207,18 @@ def initialize_train_state(
             "Pass balancer.initialize()."
         )
     rng, sampling, balancer = _three_streams(key, sampling_key, balancer_key)
-    return TrainState(
+    model_leaves.require_model(model_state)
+    state = TrainState(
         model_state=model_state,
-        optimizer_state=optimizer.init(trainable(model_state)),
+        optimizer_state={},
         balancer_state=balancer_state,
         rng_key=rng,
         sampling_key=sampling,
         balancer_key=balancer,
         step=jnp.asarray(np.int32(0)),
     )
+    # From the arrays that the state holds: NumPy arrays in native byte order, which JAX can read.
+    return state.replace(optimizer_state=optimizer.init(trainable(state.model_state)))
 
 
 def _three_streams(
@@ -193,14 +275,24 @@ def _split_two(key: KeyScalar) -> tuple[KeyScalar, KeyScalar]:
     return following, now
 
 
-def is_trainable(leaf: object) -> bool:
-    """Whether gradients are taken for this leaf: a floating or complex array (or Python float)."""
-    return not keys.is_typed_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-
-
 def trainable(model_state: object) -> Any:
-    """`model_state` with every leaf that is not trainable replaced by `None`."""
-    return jax.tree.map(lambda leaf: leaf if is_trainable(leaf) else None, model_state)
+    """`model_state` with every leaf that is not trainable replaced by `None`.
+
+    Floating and complex arrays are trainable, except in parts that their library carries: Flax NNX
+    Variables other than `nnx.Param`, and `eqx.nn.State`.
+    """
+
+    def select(node: Any) -> Any:
+        if model_leaves.is_carried_node(node):
+            return jax.tree.map(lambda leaf: None, node)
+        return node if is_trainable(node) else None
+
+    return jax.tree.map(select, model_state, is_leaf=model_leaves.is_carried_node)
+
+
+def rebuilt(model_state: T) -> T:
+    """The same leaves in new containers, which may be changed in place."""
+    return jax.tree.map(lambda leaf: leaf, model_state)
 
 
 def merge(trained: object, model_state: object) -> Any:

@@ -6,6 +6,7 @@ arguments would run on tracers, abstract shapes and the placeholders JAX unflatt
 """
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -29,6 +30,51 @@ class Static(Generic[T]):
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class Carried:
+    """Leaves that are no arrays, taken out of a pytree so that they can be static metadata of one.
+
+    Plain values are compared by value, all else by identity.
+
+    Attributes:
+        structure: of the whole pytree.
+        leaves: their number among all leaves, and the leaf.
+    """
+
+    def __init__(self, structure: Any, leaves: tuple[tuple[int, Any], ...]):
+        self.structure = structure
+        self.leaves = leaves
+
+    def joined(self, arrays: Any) -> Any:
+        """The whole pytree: these leaves, and the arrays of a tree that has `None` in their place."""
+        leaves = self.structure.flatten_up_to(arrays)
+        for index, leaf in self.leaves:
+            leaves[index] = leaf
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Carried) or len(self.leaves) != len(other.leaves):
+            return False
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return self.structure == other.structure and all(i == j and same_value(a, b) for (i, a), (j, b) in pairs)
+
+    def __hash__(self) -> int:
+        return hash(tuple((i, type(leaf), leaf if type(leaf) is str else None) for i, leaf in self.leaves))
+
+    def __repr__(self) -> str:
+        return f"Carried({', '.join(repr(leaf) for _, leaf in self.leaves)})"
+
+
+def same_value(new: object, old: object) -> bool:
+    """Whether two constants are the same object, or equal plain values (0.0 is not -0.0, nor 1 True)."""
+    if new is old:
+        return True
+    if type(new) is not type(old):
+        return False
+    # Bound methods are made anew at each access.
+    plain = isinstance(new, (bool, int, float, complex, str, bytes))
+    return repr(new) == repr(old) if plain else isinstance(new, MethodType) and new == old
 
 
 def record(data: tuple[str, ...], meta: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:

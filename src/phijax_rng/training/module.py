@@ -32,6 +32,7 @@ from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, KeyScalar, ModelState
 from phijax_rng.devices import row_masks
+from phijax_rng.state import rebuilt
 
 _OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
 """What functions of a module are given if they ask for it by name."""
@@ -126,6 +127,8 @@ class LossModule:
     ) -> StepOutput:
         """`losses` called with the parameters it has, its result as a `StepOutput` of scalars.
 
+        What `losses` change in place they change in a copy.
+
         Args:
             model_state: of the model.
             batches: by name.
@@ -135,7 +138,7 @@ class LossModule:
         Raises:
             ValueError: there is a mask, and the losses have no parameter for it.
         """
-        output = self.evaluate_terms(model_state, batches, key, mask)
+        output = self.evaluate_terms(rebuilt(model_state), batches, key, mask)
         losses = {
             name: ratio(*term) if isinstance(term, tuple) else term for name, term in output.losses.items()
         }
@@ -144,7 +147,7 @@ class LossModule:
     def evaluate_terms(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
     ) -> StepOutput:
-        """The same, with losses that are given as `(sum, weight)` as these pairs."""
+        """The same on this very object; losses that are given as `(sum, weight)` stay these pairs."""
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
         # A function with a `mask` parameter gets one in every run, so that it needs no second code path.
@@ -161,7 +164,7 @@ class LossModule:
     def residual_rows(
         self, model_state: ModelState, batches: Batches, key: KeyScalar
     ) -> Mapping[str, jax.Array]:
-        """`residuals` called with the parameters it has.
+        """`residuals` called with the parameters it has; what they change in place is discarded.
 
         Raises:
             ValueError: the module has none.
@@ -170,7 +173,7 @@ class LossModule:
             raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
         mask = _every_row(self.residuals, batches)
         return validation.mapping(
-            called(self.residuals, model_state, batches, key=key, mask=mask), "residuals"
+            called(self.residuals, rebuilt(model_state), batches, key=key, mask=mask), "residuals"
         )
 
 
