@@ -20,7 +20,7 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import model_leaves, pytrees
-from phijax_rng._base.model_leaves import is_array, is_trainable
+from phijax_rng._base.model_leaves import is_array
 from phijax_rng._base.pytrees import Carried
 from phijax_rng._base.types import KeyScalar
 from phijax_rng._base.validation import formatted
@@ -63,11 +63,20 @@ class TrainState:
 
     def replace(self, **changes: Any) -> "TrainState":
         """A state with these attributes changed."""
+        # The model state that stays is checked and stored already.
+        changes.setdefault("model_state", _Stored(self))
         return dataclasses.replace(self, **changes)
 
 
+class _Stored:
+    """The model state of a state, as it is stored."""
+
+    def __init__(self, state: TrainState):
+        self.entries = {name: vars(state)[name] for name in ("_parts", "_whole") if name in vars(state)}
+
+
 class _ModelState:
-    """The attribute `model_state`: stored as arrays and constants apart, given out as the user's whole object.
+    """The attribute `model_state`: stored as arrays and constants apart, given out as the whole object.
 
     The pytree functions of a state read the parts: JAX may put any object in the place of an array.
     """
@@ -82,8 +91,11 @@ class _ModelState:
         return stored["_whole"]
 
     def __set__(self, state: TrainState, value: object) -> None:
-        vars(state).pop("_whole", None)
-        vars(state)["_parts"] = model_leaves.split(value)
+        if isinstance(value, _Stored):
+            vars(state).update(**value.entries)
+        else:
+            model_leaves.require_separate(value)
+            vars(state)["_parts"] = model_leaves.split(value)
 
 
 # After `dataclass`, which would take the descriptor for a default.
@@ -100,6 +112,12 @@ def _flatten(state: TrainState) -> tuple[tuple[Any, ...], Carried | None]:
         # A custom train step may have changed the object that it was given.
         arrays, carried = model_leaves.split(stored["_whole"])
     return (arrays, *(stored[name] for name in _OTHERS)), carried
+
+
+def with_constants_of(tree: TrainState, state: TrainState) -> TrainState:
+    """`tree`, which has other leaves than arrays in its model state, with the constants of `state`."""
+    (model, *others), own = _flatten(tree)
+    return tree if own is not None else _unflatten(_flatten(state)[1], (model, *others))
 
 
 def _flatten_with_keys(state: TrainState) -> tuple[Any, Carried | None]:
@@ -207,7 +225,7 @@ def initialize_train_state(
             "Pass balancer.initialize()."
         )
     rng, sampling, balancer = _three_streams(key, sampling_key, balancer_key)
-    model_leaves.require_model(model_state)
+    model_leaves.require_arrays(model_state)
     state = TrainState(
         model_state=model_state,
         optimizer_state={},
@@ -285,7 +303,7 @@ def trainable(model_state: object) -> Any:
     def select(node: Any) -> Any:
         if model_leaves.is_carried_node(node):
             return jax.tree.map(lambda leaf: None, node)
-        return node if is_trainable(node) else None
+        return node if model_leaves.is_trainable(node) else None
 
     return jax.tree.map(select, model_state, is_leaf=model_leaves.is_carried_node)
 

@@ -9,21 +9,18 @@ A library may say itself what trains: of Flax NNX Variables only `nnx.Param` doe
 `eqx.nn.State`. These classes are known by name, so no library is imported.
 """
 
-import functools
 import numbers
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import KeyPath
 
 from phijax_rng._base import validation
 from phijax_rng._base.pytrees import Carried, same_value
-
-_Leaf = object
 
 
 @runtime_checkable
@@ -43,8 +40,10 @@ class _Typed(Protocol):
 
 
 def is_array(leaf: object) -> bool:
-    """Whether the leaf is an array of JAX (traced or abstract too) or NumPy."""
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+    """Whether the leaf is an array of JAX (traced or abstract too) or NumPy; a Python number is none."""
+    # `np.float64` and `np.complex128` are Python numbers too, and what `np.sqrt(2)` returns.
+    arrays = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    return isinstance(leaf, arrays) and not isinstance(leaf, (float, complex))
 
 
 def is_trainable(leaf: object) -> bool:
@@ -62,7 +61,6 @@ def is_parameter_node(node: object) -> bool:
     return _declared(type(node)) is True
 
 
-@functools.lru_cache(maxsize=4096)
 def _declared(kind: type) -> bool | None:
     if _is_kind(kind, "flax.nnx", "Variable"):
         return _is_kind(kind, "flax.nnx", "Param")
@@ -71,11 +69,13 @@ def _declared(kind: type) -> bool | None:
 
 def _is_kind(kind: type, package: str, name: str) -> bool:
     """Whether it is, or inherits from, a class of this name in this package."""
-    return any(base.__name__ == name and f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__)
+    return any(
+        base.__name__ == name and f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__
+    )
 
 
 def split(model_state: Any) -> tuple[Any, Carried | None]:
-    """The model state with `None` for every leaf that is no array, and those leaves; `None` if there are none.
+    """The model state with `None` for every leaf that is no array, and those leaves (`None` without any).
 
     NumPy arrays are copied, into native byte order: what is written into them later changes no state.
 
@@ -83,19 +83,15 @@ def split(model_state: Any) -> tuple[Any, Carried | None]:
         TypeError: a leaf could be a parameter or a constant, or is an array that JAX cannot hold.
     """
     leaves, structure = jax.tree.flatten(model_state)
-    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+    # A tree without arrays describes a model state (its shardings, say); the leaves stay leaves.
+    if any(map(is_array, leaves)) and not all(isinstance(leaf, jax.Array) for leaf in leaves):
         leaves = _adopted(model_state)
-    carried = tuple((index, leaf) for index, leaf in enumerate(leaves) if _is_static(leaf))
-    if not carried:
+    carried = tuple((index, leaf) for index, leaf in enumerate(leaves) if not is_array(leaf))
+    if len(carried) in (0, len(leaves)):
         # Rebuilt, so that a container that its owner changes in place is not the state's own.
         return jax.tree.unflatten(structure, leaves), None
-    arrays = [None if _is_static(leaf) else leaf for leaf in leaves]
+    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
     return jax.tree.unflatten(structure, arrays), Carried(structure, carried)
-
-
-def _is_static(leaf: object) -> bool:
-    # A state of shardings describes the placement of a state; its leaves stay leaves.
-    return not is_array(leaf) and not isinstance(leaf, (Sharding, PartitionSpec))
 
 
 def _adopted(model_state: object) -> list[Any]:
@@ -106,7 +102,9 @@ def _is_leaf(node: object) -> bool:
     return jax.tree_util.all_leaves([node])
 
 
-def _nodes(node: object, path: KeyPath = (), parent: object = None) -> Iterator[tuple[KeyPath, Any, object]]:
+def _nodes(
+    node: object, path: KeyPath[Any] = (), parent: object = None
+) -> Iterator[tuple[KeyPath[Any], Any, object]]:
     """Every node of a pytree with its path and the node above it, in the order of the leaves."""
     yield path, node, parent
     if not _is_leaf(node):
@@ -115,21 +113,18 @@ def _nodes(node: object, path: KeyPath = (), parent: object = None) -> Iterator[
             yield from _nodes(child, (*path, *key), node)
 
 
-def _adopt(leaf: Any, path: KeyPath, parent: object) -> Any:
+def _adopt(leaf: Any, path: KeyPath[Any], parent: object) -> Any:
     """The leaf as a state holds it."""
-    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, Sharding, PartitionSpec)):
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
-    if isinstance(leaf, np.ndarray):
-        return _copied(leaf, path)
-    if isinstance(leaf, numbers.Number) and not isinstance(leaf, numbers.Integral | np.bool_):
-        # A NumPy number is what `np.sqrt(2)` returns: nobody chose whether it trains, wherever it is.
-        if isinstance(leaf, np.generic) or _is_plain(parent):
+    if is_array(leaf):
+        return _copied(np.asanyarray(leaf), path)
+    if isinstance(leaf, numbers.Number) and not isinstance(leaf, numbers.Integral):
+        if _is_plain(parent):
             raise TypeError(
                 f"{_place(path)} is {leaf!r}, which could be a parameter or a constant. Write "
                 f"jnp.asarray({leaf!r}) to train it, or keep it out of the model state to hold it constant."
             )
-    elif isinstance(leaf, np.generic):
-        return _copied(np.asarray(leaf), path)
     elif not callable(leaf) and isinstance(leaf, _OffersArray | _OffersJaxArray | _Typed):
         raise TypeError(
             f"{_place(path)} is an array of another library, got {type(leaf).__qualname__}. "
@@ -143,7 +138,7 @@ def _is_plain(parent: object) -> bool:
     return parent is None or isinstance(parent, (Mapping, list, tuple)) or _declared(type(parent)) is not None
 
 
-def _copied(array: Any, path: KeyPath) -> np.ndarray[Any, Any]:
+def _copied(array: Any, path: KeyPath[Any]) -> np.ndarray[Any, Any]:
     """A copy in native byte order."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.getmaskarray(array).any():
         raise TypeError(
@@ -161,34 +156,49 @@ def _copied(array: Any, path: KeyPath) -> np.ndarray[Any, Any]:
     return np.array(array, dtype=native, copy=True)
 
 
-def _place(path: KeyPath) -> str:
+def _place(path: KeyPath[Any]) -> str:
     return f"model_state{jax.tree_util.keystr(path)}"
 
 
-def require_model(model_state: object) -> None:
-    """Raises for a model state that cannot be trained as it is: no arrays, or one NNX object in two places.
+def require_arrays(model_state: object) -> None:
+    """Raises for a model state without arrays: a model that was not initialized.
 
     Raises:
-        TypeError: it has no arrays, but something else.
-        ValueError: an NNX object is in it twice.
+        TypeError: it has leaves, and none is an array.
     """
     leaves = jax.tree.leaves(model_state)
-    if leaves and not any(map(is_array, leaves)) and not any(isinstance(leaf, numbers.Number) for leaf in leaves):
+    if leaves and not any(map(is_array, leaves)):
+        _adopted(model_state)
         raise TypeError(
             f"the model state has no arrays, got {validation.formatted(model_state)}. "
             "Return the parameters from init, for example those of model.init(key, inputs)."
         )
-    seen: dict[int, KeyPath] = {}
+
+
+def require_separate(model_state: object) -> None:
+    """Raises if an NNX object is in the model state twice.
+
+    JAX flattens both places, and each would be trained on its own.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if "flax.nnx" not in sys.modules:
+        return
+    seen: dict[int, KeyPath[Any]] = {}
     for path, node, _ in _nodes(model_state):
-        if not any(base.__module__.startswith("flax.nnx.") for base in type(node).__mro__):
+        if not _is_nnx(type(node)):
             continue
         first = seen.setdefault(id(node), path)
         if first != path:
-            # JAX flattens both places, and each would be trained on its own.
             raise ValueError(
                 f"one {type(node).__qualname__} is both {_place(first)} and {_place(path)}; as a pytree it "
                 "would become two. Split the model with nnx.split, and let init return the state alone."
             )
+
+
+def _is_nnx(kind: type) -> bool:
+    return any(base.__module__.startswith("flax.nnx.") for base in kind.__mro__)
 
 
 def unchanged(new: object, old: object) -> bool:

@@ -57,7 +57,9 @@ class Carried:
         if not isinstance(other, Carried) or len(self.leaves) != len(other.leaves):
             return False
         pairs = zip(self.leaves, other.leaves, strict=True)
-        return self.structure == other.structure and all(i == j and same_value(a, b) for (i, a), (j, b) in pairs)
+        return self.structure == other.structure and all(
+            i == j and same_value(a, b) for (i, a), (j, b) in pairs
+        )
 
     def __hash__(self) -> int:
         return hash(tuple((i, type(leaf), leaf if type(leaf) is str else None) for i, leaf in self.leaves))

@@ -109,10 +109,8 @@ Parts: TypeAlias = Mapping[str, list[Leaf]]
 
 def leaves_of(state: TrainState) -> dict[str, list[Leaf]]:
     """The leaves of `model_state`, and all others, each in the order of the pytree."""
-    # Fields left empty have no leaves, so that those of the other part keep their paths.
-    others = {f.name: None for f in dataclasses.fields(state) if f.name != "model_state"}
     return {
-        MODEL: _numbered(state.replace(**others)),
+        MODEL: _numbered(_model_alone(state)),
         REST: _numbered(state.replace(model_state=None)),
     }
 
@@ -123,8 +121,8 @@ def rebuild(like: TrainState, parts: Mapping[str, list[jax.Array]]) -> TrainStat
     if REST in parts:
         without_model = jax.tree.structure(like.replace(model_state=None))
         state = jax.tree.unflatten(without_model, parts[REST])
-    model_state = jax.tree.unflatten(jax.tree.structure(like.model_state), parts[MODEL])
-    return state.replace(model_state=model_state)
+    model = jax.tree.unflatten(jax.tree.structure(_model_alone(like)), parts[MODEL])
+    return state.replace(model_state=model.model_state)
 
 
 def saved_leaves(saved: Mapping[str, Any]) -> dict[str, list[Leaf]]:
@@ -198,6 +196,11 @@ def _fix(paths: list[str]) -> str:
     # Weights of another model do not fit either.
     or_else = "" if MODEL in fields else ", or restore the weights only"
     return f"Build the run with the {named} it was saved from{or_else}."
+
+
+def _model_alone(state: TrainState) -> TrainState:
+    # Fields left empty have no leaves, so that those of the other part keep their paths.
+    return state.replace(**{f.name: None for f in dataclasses.fields(state) if f.name != "model_state"})
 
 
 def _numbered(state: TrainState) -> list[Leaf]:

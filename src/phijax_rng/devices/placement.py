@@ -29,7 +29,7 @@ from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.devices import processes
 from phijax_rng.devices.row_sharding import Shares
-from phijax_rng.state import TrainState
+from phijax_rng.state import TrainState, with_constants_of
 
 T = TypeVar("T")
 
@@ -98,6 +98,8 @@ class Placement:
         if self.mesh is None or self.shardings is None:
             return jax.tree.map(lambda leaf: self.replicated, state)
         shardings = self.shardings(state)
+        if isinstance(shardings, TrainState):
+            shardings = with_constants_of(shardings, state)
         try:
             full = jax.tree.broadcast(shardings, state, is_leaf=_is_sharding)
         except ValueError as error:
@@ -249,7 +251,8 @@ def _place(leaf: ArrayLike, sharding: Sharding) -> jax.Array:
     # whose outputs, and so whose next inputs, are strongly typed.
     if not keys.is_typed_key(leaf) and not (isinstance(leaf, jax.Array) and not leaf.weak_type):
         array = np.asarray(leaf)
-        leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+        # In native byte order, the only one that JAX has.
+        leaf = array.astype(jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("=")))
     if not sharding.is_fully_addressable:
         return processes.place(leaf, sharding)
     # The user may write to the memory of a NumPy array later, so it is never shared.

@@ -19,7 +19,7 @@ from phijax_rng._base import validation
 from phijax_rng._base.types import ModelState
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.state import TrainState
+from phijax_rng.state import Model, TrainState, abstract_model
 from phijax_rng.training.evaluation import evaluation_params, keeps_average, stored_averages
 from phijax_rng.training.module import LossModule
 
@@ -141,12 +141,12 @@ def predict(
     inputs = jax.tree.map(np.asarray, inputs)
     count = _num_rows(inputs)
     # Local first: of a state that is split over processes each has a part alone.
-    model_state = jax.device_put(processes.to_local(model_state), device)
+    model = jax.device_put(processes.to_local(Model(model_state)), device)
     run = _compiled(function)
     batches: list[Any] = []
     for start in range(0, max(count, 1), size):
         rows = jax.device_put(_rows(inputs, start, size), device)
-        batches.append(jax.tree.map(np.asarray, run(model_state, rows)))
+        batches.append(jax.tree.map(np.asarray, run(model, rows)))
         if not start:
             _require_rows(batches[0], size)
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *batches)
@@ -157,8 +157,8 @@ def _compiled(fn: Callable[..., Outputs]) -> Callable[..., Outputs]:
     try:
         hash(fn)
     except TypeError:
-        # `jit` needs a hash for its cache; a `partial` has one, by identity.
-        return jax.jit(functools.partial(fn))
+        # `jit` needs a hash for its cache; a function of ours has one, by identity.
+        return jax.jit(lambda model, inputs: fn(model.model_state, inputs))
     return functools.partial(_run, fn)
 
 
@@ -173,13 +173,13 @@ def _require_rows(outputs: Outputs, size: int) -> None:
 
 def _summary(tree: ModelState, most: int = 4) -> str:
     """`3 arrays: float32[2, 16], float32[16], float32[]`; of a long tree the first few."""
-    shapes = [validation.formatted(leaf) for leaf in jax.tree.leaves(tree)]
+    shapes = [validation.formatted(leaf) for leaf in jax.tree.leaves(Model(tree))]
     return f"{len(shapes)} arrays: {', '.join(shapes[:most])}{', ...' if len(shapes) > most else ''}"
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(fn: Callable[..., Outputs], model_state: ModelState, inputs: Inputs) -> Outputs:
-    return fn(model_state, inputs)
+def _run(fn: Callable[..., Outputs], model: Model, inputs: Inputs) -> Outputs:
+    return fn(model.model_state, inputs)
 
 
 def _num_rows(inputs: Inputs) -> int:
@@ -212,7 +212,7 @@ def _restored(checkpoints: Checkpoints, module: LossModule, step: int | str | No
     # read: `weights_only` compares the leaves of the model alone.
     key = keys.root_key(0)
     like = TrainState(
-        model_state=jax.eval_shape(module.init, key),
+        model_state=abstract_model(module.init, key),
         optimizer_state={},
         balancer_state={},
         rng_key=key,

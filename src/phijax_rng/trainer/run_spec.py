@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 
 from phijax_rng import keys
-from phijax_rng._base import validation
+from phijax_rng._base import model_leaves, validation
 from phijax_rng._base.types import KeyScalar, Seed, Step
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import Placement
@@ -87,6 +87,7 @@ class RunSpec:
                     f"state must be a TrainState, got {validation.formatted(self.initial)}. "
                     "Use initialize_train_state."
                 )
+            model_leaves.require_arrays(self.initial.model_state)
         if self.train_step is None:
             _require_module(self.module, self.balancer)
             if not isinstance(self.optimizer, Optimizer):

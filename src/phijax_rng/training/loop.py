@@ -26,10 +26,11 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.model_leaves import is_trainable
 from phijax_rng._base.types import Batches, KeyScalar, Mask, Tree
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
-from phijax_rng.state import TrainState, advance, is_trainable
+from phijax_rng.state import TrainState, advance
 from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
 from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part

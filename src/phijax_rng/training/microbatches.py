@@ -15,7 +15,7 @@ from phijax_rng._base import pytrees
 from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState, Rows
 from phijax_rng.state import merge
 from phijax_rng.training.module import LossModule, ratio
-from phijax_rng.training.variables import is_none, none_of, replaced_leaves
+from phijax_rng.training.variables import Before, is_none, none_of
 
 
 @pytrees.record(data=("values",), meta=("names",))
@@ -47,24 +47,27 @@ def evaluated(
     """What a module gives for batches that are cut into `count` slices; for 1 they stay whole.
 
     Each loss is the mean of its values over the slices, or the sum of its sums over the sum of its weights.
+    The losses may change `model_state` in place; pass an object of their own.
 
     Raises:
         ValueError: `count` does not divide a batch, or a padded batch meets a loss without a weight.
     """
     if count == 1:
-        output = module.evaluate(model_state, batches, key, mask)
+        # Taken before the call: `losses` may change this very object.
+        before = Before.of(model_state)
+        output = module.evaluate_in_place(model_state, batches, key, mask)
         # `Pairs`, since JAX sorts the keys of a dict and the sum must follow the module's order.
-        replaced = replaced_leaves(output.model_state, model_state)
-        return replaced, Pairs(output.losses), Pairs(output.diagnostics)
+        return before.replaced(output.model_state), Pairs(output.losses), Pairs(output.diagnostics)
 
     def evaluate(
         variables: ModelState, batches: Batches, key: KeyScalar, mask: Mask | None
     ) -> tuple[Any, Pairs, Pairs]:
         given = merge(variables, model_state)
+        before = Before.of(given)
         output = module.evaluate_terms(given, batches, key, mask)
         if mask is not None:
             _require_weights(output.losses, count)
-        return replaced_leaves(output.model_state, given), Pairs(output.losses), Pairs(output.diagnostics)
+        return before.replaced(output.model_state), Pairs(output.losses), Pairs(output.diagnostics)
 
     padded = mask is not None
     slices = Pairs(

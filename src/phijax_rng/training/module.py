@@ -138,7 +138,13 @@ class LossModule:
         Raises:
             ValueError: there is a mask, and the losses have no parameter for it.
         """
-        output = self.evaluate_terms(rebuilt(model_state), batches, key, mask)
+        return self.evaluate_in_place(rebuilt(model_state), batches, key, mask)
+
+    def evaluate_in_place(
+        self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
+    ) -> StepOutput:
+        """The same on this very object."""
+        output = self.evaluate_terms(model_state, batches, key, mask)
         losses = {
             name: ratio(*term) if isinstance(term, tuple) else term for name, term in output.losses.items()
         }
@@ -147,7 +153,7 @@ class LossModule:
     def evaluate_terms(
         self, model_state: ModelState, batches: Batches, key: KeyScalar, mask: Mapping[str, Any] | None = None
     ) -> StepOutput:
-        """The same on this very object; losses that are given as `(sum, weight)` stay these pairs."""
+        """The same on this very object, with losses that are given as `(sum, weight)` as these pairs."""
         if mask is not None:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
         # A function with a `mask` parameter gets one in every run, so that it needs no second code path.

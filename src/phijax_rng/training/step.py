@@ -24,7 +24,7 @@ from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.microbatches import evaluated
 from phijax_rng.training.module import LossModule, StepOutput
 from phijax_rng.training.optimizer_call import optimizer_update
-from phijax_rng.training.variables import is_none
+from phijax_rng.training.variables import is_none, separated
 
 TOTAL = "total_loss"
 """The name under which the balanced sum of the losses is recorded."""
@@ -110,6 +110,9 @@ class LossTrainStep:
         objective = functools.partial(self._objective, state, batches, key, mask)
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
+        # What the losses wrote into an `nnx.Param` is where its update starts from.
+        moved, variables = separated(variables)
+        params = merge(moved, params)
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
         params, optimizer_state = optimizer_update(
             self.optimizer,
@@ -140,7 +143,7 @@ class LossTrainStep:
         """The 2-norm of the gradient that an update with these arguments gives to the optimizer."""
         objective = functools.partial(self._objective, state, batches, key, mask)
         grads, (variables, *_) = jax.grad(objective, has_aux=True)(trainable(state.model_state))
-        grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
+        grads = jax.tree.map(_descent_direction, grads, separated(variables)[1], is_leaf=is_none)
         return jnp.sqrt(sum((jnp.sum(jnp.abs(leaf) ** 2) for leaf in jax.tree.leaves(grads)), jnp.float32(0)))
 
     def _objective(

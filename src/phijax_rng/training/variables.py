@@ -1,9 +1,9 @@
 """Which leaves of the model state are variables: those that `losses` replaced.
 
 A trainable leaf that comes back as another array keeps that array; the optimizer does not move it. What
-`losses` change in place (Flax NNX modules, dicts, lists) counts as replaced if it is returned, and is an error
-if it is not. An `nnx.Param` trains in any case, as in a loop written with NNX: `nnx.jit` and `nnx.remat` put
-new arrays into every Variable that they touch.
+`losses` change in place (Flax NNX modules, dicts, lists) counts as replaced if it is returned, and is an
+error if it is not. An `nnx.Param` trains in any case, as in a loop written with NNX: `nnx.jit` and
+`nnx.remat` put new arrays into every Variable that they touch.
 """
 
 import dataclasses
@@ -28,11 +28,16 @@ def is_none(leaf: object) -> bool:
     return leaf is None
 
 
-def parameters_of(model_state: ModelState) -> Any:
-    """`model_state` with `None` for every leaf that is not in an `nnx.Param`."""
-    return jax.tree.map(
-        lambda node: node if is_parameter_node(node) else None, model_state, is_leaf=is_parameter_node
-    )
+def separated(tree: ModelState) -> tuple[Any, Any]:
+    """A tree like the model state in two: what is in an `nnx.Param`, and the rest; `None` elsewhere."""
+
+    def pick(parameters: bool) -> Any:
+        def select(node: Any) -> Any:
+            return node if is_parameter_node(node) is parameters else jax.tree.map(lambda leaf: None, node)
+
+        return jax.tree.map(select, tree, is_leaf=is_parameter_node)
+
+    return pick(parameters=True), pick(parameters=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +62,13 @@ class Before:
     def replaced(self, returned: ModelState | None) -> Any:
         """The leaves that `losses` replaced; `None` in place of the others.
 
-        Identity is decided while tracing, so a `jit` or `checkpoint` around `losses` would replace every leaf.
+        Identity is decided while tracing: a `jit` or `checkpoint` around `losses` would replace every leaf.
 
         Raises:
             ValueError: a change in place is not returned, a constant or the structure changed, or every
                 floating leaf is replaced.
         """
-        self._require_same_structure(self.given, "changed the model state in place, into one")
+        self._require_same_structure(self.given, "changed the model state in place into one")
         changed = self._changed(self.given)
         if returned is None:
             self._require_none_lost(changed)
@@ -83,7 +88,7 @@ class Before:
 
     def _variables(self, new: Sequence[Any], replaced: frozenset[int]) -> Any:
         own = jax.tree.unflatten(self.structure, range(len(new)))
-        trained = frozenset(jax.tree.leaves(parameters_of(own)))
+        trained = frozenset(jax.tree.leaves(separated(own)[0]))
 
         def kept(index: int) -> Any:
             if index not in replaced:
@@ -96,10 +101,8 @@ class Before:
         return jax.tree.unflatten(self.structure, [kept(index) for index in range(len(new))])
 
     def _paths(self, indices: Sequence[int]) -> str:
-        tree = jax.tree.unflatten(self.structure, self.leaves)
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        shown = ", ".join(f"model_state{paths[i]}" for i in indices[:_MOST_SHOWN])
-        return shown + (f" and {len(indices) - _MOST_SHOWN} more" if len(indices) > _MOST_SHOWN else "")
+        paths = _leaf_paths(self.structure)
+        return _shown([paths[index] for index in indices])
 
     def _require_none_lost(self, changed: Sequence[int]) -> None:
         if changed:
@@ -119,25 +122,43 @@ class Before:
 
     def _require_parameters(self, variables: Any) -> None:
         given = jax.tree.unflatten(self.structure, self.leaves)
-        num_trainable = len(jax.tree.leaves(trainable(given)))
-        num_replaced = len(jax.tree.leaves(trainable(variables)))
-        if num_trainable == num_replaced > len(jax.tree.leaves(trainable(parameters_of(variables)))):
+        num_replaced = len(jax.tree.leaves(trainable(separated(variables)[1])))
+        if num_replaced and num_replaced == len(jax.tree.leaves(trainable(given))):
             raise ValueError(
-                "losses returned a model_state in which every floating leaf was replaced, so nothing would be "
-                "trained. Return the parameters unchanged, for example "
+                "losses returned a model_state in which every floating leaf was replaced, so nothing would "
+                "be trained. Return the parameters unchanged, for example "
                 "{**model_state, 'batch_stats': new}, "
                 "with no jit or checkpoint around `losses`."
             )
 
     def _require_same_structure(self, tree: ModelState, what: str) -> None:
-        before, after = str(self.structure), str(jax.tree.structure(tree))
-        if before != after:
-            raise ValueError(
-                f"losses {what} of another structure\n"
-                f"  given:    {before}\n"
-                f"  returned: {after}\n"
-                "Return the whole model state, with updated variables."
-            )
+        structure = jax.tree.structure(tree)
+        # The text first: it ignores functions made anew. Only equality ignores the order of NNX's metadata.
+        if str(structure) == str(self.structure) or structure == self.structure:
+            return
+        before, after = _leaf_paths(self.structure), _leaf_paths(structure)
+        missing = [path for path in before if path not in after]
+        added = [path for path in after if path not in before]
+        if missing or added:
+            found = f"{_shown(missing)} is missing, {_shown(added)} is new"
+        else:
+            found = "its containers, or fields that are no leaves (a mode, a name), are others"
+        raise ValueError(
+            f"losses {what} of another structure: {found}. "
+            "Return the whole model state, with updated variables."
+        )
+
+
+def _leaf_paths(structure: Any) -> list[str]:
+    tree = jax.tree.unflatten(structure, range(structure.num_leaves))
+    return [
+        f"model_state{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _shown(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
+    return (", ".join(paths[:_MOST_SHOWN]) or "nothing") + more
 
 
 # Enough to recognize the layers.

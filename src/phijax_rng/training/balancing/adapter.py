@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from phijax_rng._base import validation
+from phijax_rng._base.model_leaves import is_trainable
 from phijax_rng._base.types import BalancerState, Batches, BatchSizes, KeyScalar, ModelState
-from phijax_rng.state import is_trainable
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.static import StaticLossBalancer
 from phijax_rng.training.balancing.weights import checked_sizes
