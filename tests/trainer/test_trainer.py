@@ -112,6 +112,24 @@ def test_the_last_step_is_saved_and_those_asked_for(tmp_path):
     assert parents == [None, 8, 16]
 
 
+def test_a_finished_run_that_is_started_again_says_so_and_saves_nothing(tmp_path, capsys):
+    def start(stop=6, **options):
+        result = fit(stop, tmp_path, resume="auto", trainer={"progress": True, **options})
+        files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return result, files, capsys.readouterr().err.splitlines()
+
+    _, before, lines = start()
+    assert lines[-1] == f"step 6 is saved in {tmp_path}"
+    for stop in (6, 4):
+        result, after, lines = start(stop)
+        assert lines == [
+            f"this run is finished: step 6, max_steps={stop}. Nothing is trained and nothing is saved. "
+            "Raise max_steps to continue it."
+        ]
+        assert (result.iterations, after) == (0, before)
+    assert start(7)[0].iterations == 1
+
+
 def test_a_run_of_no_step_keeps_the_state_it_started_from(tmp_path):
     result = fit(0, tmp_path)
     assert (result.iterations, dict(result.metrics), result.history) == (0, {}, ())

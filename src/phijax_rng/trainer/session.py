@@ -82,6 +82,9 @@ class TrainingSession:
         self._rates = LearningRates(run.state, self._look_every)
         self._gradient_norm = gradient_norm
         self.gradient_norm = 0.0
+        self._newest: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
+        self._is_over = False
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
@@ -104,6 +107,28 @@ class TrainingSession:
         """Updates of this call."""
         return self.step - self._first
 
+    def phase(self, name: str) -> None:
+        """Shows what the run waits for; called again and again while it waits."""
+        self._display.phase(name)
+
+    def while_compiling(self, interrupted: bool) -> None:
+        """Shows that the program is not ready, and saves if a signal asked for the end."""
+        self.phase("compiling")
+        if interrupted:
+            # Compiling may take minutes, and whoever sends a signal may kill the process sooner.
+            self.save()
+
+    def end_at_once(self, max_steps: int) -> None:
+        """Says why there is nothing to do, and whether something is saved all the same."""
+        if self.stop_requested:
+            found, fix = f"a callback stopped this run at step {self.step}", "Change that callback"
+        else:
+            found = f"this run is finished: step {self.step}, max_steps={max_steps}"
+            fix = "Raise max_steps"
+        self._is_over = self._checkpoints is not None and self.step in self._checkpoints.steps
+        saved = " and nothing is saved" if self._is_over else ""
+        self._display.log(f"{found}. Nothing is trained{saved}. {fix} to continue it.")
+
     def check_recorded(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
         """Checks that callbacks and `keep_best` follow numbers that the program records.
 
@@ -116,6 +141,7 @@ class TrainingSession:
         """
         self._loss_names = loss_names
         self._watch.start(self.step)
+        self._display.phase("running")
         self._callbacks.require_followed(names)
         if self._checkpoints is not None:
             self._checkpoints.require_recorded(names, self._callbacks.may_report)
@@ -159,7 +185,9 @@ class TrainingSession:
         for step in range(chunk.start + self._every - chunk.start % self._every, chunk.step + 1, self._every):
             self._add_to_means(chunk, reached, step)
             seen = self._looked_at(chunk) if step == chunk.step else {}
-            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **self._means.take(), **seen})
+            besides = {**self._means.take(), **seen}
+            self._newest.update(besides)
+            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **besides})
             self.timing.add(step, self._watch.row(step, chunk.step, now))
             reached = step
         self._add_to_means(chunk, reached, chunk.step)
@@ -179,7 +207,14 @@ class TrainingSession:
 
     def _show(self, chunk: Chunk) -> None:
         self._warn_of_nonfinite(chunk)
-        self._display.show(self.step, self.metrics)
+        self._show_numbers()
+
+    def _show_numbers(self) -> None:
+        """Shows the first loss, the newest reports, its newest mean, and what else the newest row says."""
+        first = next(iter(self.metrics))
+        others = {f"mean/{name}" for name in self._loss_names if name != first}
+        newest = {name: value for name, value in self._newest.items() if name not in others}
+        self._display.show(self.step, {first: self.metrics[first], **self._reported, **newest})
 
     def _call_callbacks(self) -> None:
         try:
@@ -248,6 +283,8 @@ class TrainingSession:
         added = checked_report(numbers, self.metrics)
         self.history.add(self.step, {**self.metrics, **added})
         self.metrics.update(added)
+        self._reported.update(added)
+        self._show_numbers()
         if not len(self.timing) or self.timing[-1]["step"] < self.step:
             self.timing.add(self.step, self._watch.row(self.step, self.step, self._watch.seconds))
 
@@ -270,7 +307,7 @@ class TrainingSession:
                     self.save()
                 # A save in the background may still fail, and nobody would hear of it later.
                 self._checkpoints.wait()
-                if save:
+                if save and not self._is_over and self.step in self._checkpoints.steps:
                     self._display.log(f"step {self.step} is saved in {self._checkpoints.directory}")
         except SaveError as error:
             error.state = self.state

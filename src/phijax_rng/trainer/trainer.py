@@ -283,7 +283,7 @@ class Trainer:
             callbacks=adapt_callbacks(self.callbacks),
         )
         signals.describe_save = session.describe_save
-        if run.plan.continues:
+        if run.plan.continues and session.step < self.max_steps:
             display.log(f"continuing from step {session.step}")
         try:
             try:
@@ -310,9 +310,11 @@ class Trainer:
         """Compiles the loop, commits the run, and trains."""
         if session.step >= self.max_steps or session.stop_requested:
             run.commit(program=None)
+            session.end_at_once(self.max_steps)
             return
         if signals.received is not None:
             return
+        session.phase("compiling")
         require_inside(run.source)
         refresh = spec.make_refresh(run.source, run.state)
         check_source(run.source, session.step, self.max_steps, run.state.sampler_state)
@@ -326,8 +328,7 @@ class Trainer:
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
                 placement=spec.placement,
-                # Compiling may take minutes, and whoever sends a signal may kill the process sooner.
-                while_compiling=lambda: session.save() if signals.received is not None else None,
+                while_compiling=lambda: session.while_compiling(signals.received is not None),
             )
             session.check_recorded(loop.names, loop.loss_names)
             run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
