@@ -32,6 +32,7 @@ from phijax_rng.errors import RunChangedError
 from phijax_rng.resume import contract
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState
+from phijax_rng.training.averaging import AveragedState
 
 # The field of Optax's record.
 _INJECTED = "hyperparams"
@@ -221,6 +222,8 @@ def optimizer_kinds(optimizer_state: object) -> list[str]:
         return [kind for entry in optimizer_state.values() for kind in optimizer_kinds(entry)]
     if not isinstance(optimizer_state, (tuple, list)):
         return []
+    if isinstance(optimizer_state, AveragedState):
+        return [AveragedState.__name__, *optimizer_kinds(optimizer_state.optimizer_state)]
     kinds = [type(optimizer_state).__name__] if hasattr(optimizer_state, "_fields") else []
     # Below the records are the user's parameters, which the restore compares leaf by leaf.
     return kinds or [kind for entry in optimizer_state for kind in optimizer_kinds(entry)]

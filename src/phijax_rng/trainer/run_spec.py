@@ -26,6 +26,7 @@ from phijax_rng.training.adaptive_refresh import (
     chained,
     with_sampler_state,
 )
+from phijax_rng.training.averaging import AveragedState, with_average
 from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.schedule import make_refresh
@@ -60,6 +61,7 @@ class RunSpec:
         on_nonfinite: see `Trainer`.
         microbatches: see `Trainer`.
         gradient_norm: see `Trainer`.
+        ema_decay: see `Trainer`.
 
     Raises:
         TypeError, ValueError: an input is not what it should be, or two contradict each other.
@@ -76,6 +78,7 @@ class RunSpec:
     on_nonfinite: str = "raise"
     microbatches: int = 1
     gradient_norm: bool = False
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         # In the order that a user fixes things: first what is missing, then what does not fit together.
@@ -125,6 +128,11 @@ class RunSpec:
                 f"microbatches={self.microbatches} cuts the batches of an optimizer's update, and train_step "
                 "is another update. Cut them there, or pass an optimizer."
             )
+        if self.ema_decay is not None:
+            raise ValueError(
+                f"ema_decay={self.ema_decay} averages after an optimizer's update, and train_step is another "
+                "update. Pass LossTrainStep(..., ema_decay=...) as train_step, or an optimizer."
+            )
         if self.gradient_norm:
             raise ValueError(
                 "gradient_norm=True records the gradient of an optimizer's update, and train_step is another "
@@ -156,7 +164,7 @@ class RunSpec:
     def fresh_state(self, root: KeyScalar | None) -> TrainState:
         """The state of a fresh run; made from the root where the caller made none."""
         if isinstance(self.initial, TrainState):
-            return self.initial
+            return self._averaging(self.initial)
         assert root is not None
         return self.initialize(keys.split_root(root))
 
@@ -165,7 +173,12 @@ class RunSpec:
         assert isinstance(self.module, LossModule)
         balancer_state = adapt_balancer(self.balancer).initial_state()
         model_state = self.module.init(streams.model)
-        return initialize_train_state(model_state, self.optimizer, balancer_state, streams)
+        return self._averaging(initialize_train_state(model_state, self.optimizer, balancer_state, streams))
+
+    def _averaging(self, state: TrainState) -> TrainState:
+        """`state` with an average if the run keeps one; that of the caller's state continues."""
+        begun = isinstance(state.optimizer_state, AveragedState)
+        return state if self.ema_decay is None or begun else with_average(state)
 
     @contextlib.contextmanager
     def prepared_data(self) -> Iterator[None]:
@@ -193,7 +206,9 @@ class RunSpec:
         if self.train_step is not None:
             return self.train_step
         assert isinstance(self.module, LossModule)
-        return LossTrainStep(self.module, self.optimizer, self.balancer, self.microbatches)
+        return LossTrainStep(
+            self.module, self.optimizer, self.balancer, self.microbatches, ema_decay=self.ema_decay
+        )
 
     def make_refresh(self, source: AdaptedSource, state: TrainState) -> Any:
         """`(state, source) -> state` before each batch: samplers, then the balancer; `None` without them."""
@@ -229,7 +244,8 @@ class RunSpec:
             "on_nonfinite": self.on_nonfinite,
         }
         # Only where it is used: contracts of runs without it do not change.
-        return described if self.microbatches == 1 else {**described, "microbatches": self.microbatches}
+        used = {"microbatches": self.microbatches != 1, "ema_decay": self.ema_decay is not None}
+        return described | {name: getattr(self, name) for name, is_used in used.items() if is_used}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,7 @@ from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, requ
 from phijax_rng.trainer.session import TrainingSession
 from phijax_rng.trainer.signals import StopSignals
 from phijax_rng.training.balancing.protocol import LossBalancer
+from phijax_rng.training.balancing.weights import fraction
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.training.module import DataModule, LossModule
 from phijax_rng.training.prefetch import InProgramSource, Prefetcher, open_source
@@ -69,6 +70,8 @@ class Trainer:
             (`"pad"`): then the losses have a parameter named `mask`, which says which rows count.
         microbatches: into how many slices each batch is cut, one evaluated after the other, so that only
             the activations of one slice are in memory; see `LossTrainStep`. It changes no row.
+        ema_decay: averages the model state over the updates, see `LossTrainStep`: the average is what
+            `Evaluate` and `predict` take. In [0, 1); `None` keeps none.
         gradient_norm: whether rows of the history have `gradient_norm`, the 2-norm of the gradient of the
             update that completed them. A program of its own evaluates that gradient once more, so no bit of
             the run moves; at most every 20th update has a row with one.
@@ -87,12 +90,15 @@ class Trainer:
     shardings: Callable[[TrainState], Any] | None = None
     uneven: str = "refuse"
     microbatches: int = 1
+    ema_decay: float | None = None
     gradient_norm: bool = False
 
     def __post_init__(self) -> None:
         validation.step_number(self.max_steps, "max_steps")
         validation.positive(self.log_every_n_steps, "log_every_n_steps")
         validation.positive(self.microbatches, "microbatches")
+        if self.ema_decay is not None:
+            fraction(self.ema_decay, "ema_decay")
         validation.flag(self.gradient_norm, "gradient_norm")
         validation.flag(self.progress, "progress")
         validation.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
@@ -254,6 +260,7 @@ class Trainer:
             placement=resolve(self.devices, shardings=self.shardings, uneven=self.uneven),
             on_nonfinite=self.on_nonfinite,
             microbatches=self.microbatches,
+            ema_decay=self.ema_decay,
             gradient_norm=self.gradient_norm,
             **inputs,
         )

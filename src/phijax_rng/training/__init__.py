@@ -2,6 +2,7 @@
 
 from phijax_rng._base.exports import publish
 from phijax_rng.training.adaptive_refresh import AdaptiveRefresh
+from phijax_rng.training.averaging import AveragedState, with_average
 from phijax_rng.training.chunks import Chunk
 from phijax_rng.training.evaluation import evaluation_params
 from phijax_rng.training.loop import TrainLoop
@@ -10,6 +11,7 @@ from phijax_rng.training.step import LossTrainStep, TrainStep
 
 __all__ = [
     "AdaptiveRefresh",
+    "AveragedState",
     "Chunk",
     "DataModule",
     "LossModule",
@@ -18,6 +20,7 @@ __all__ = [
     "TrainLoop",
     "TrainStep",
     "evaluation_params",
+    "with_average",
 ]
 
 publish(globals())

@@ -42,14 +42,14 @@ def with_average(state: TrainState) -> TrainState:
 
 
 def averaged(
-    decay: float, before: AveragedState, optimizer_state: object, model: ModelState
+    before: AveragedState, optimizer_state: object, model: ModelState, decay: float
 ) -> AveragedState:
     """The state after an update that led to this model and optimizer state. May be traced."""
     weight = np.float32(decay) * before.weight + np.float32(1)
     share = 1 / weight
 
     def mixed(old: jax.Array, new: jax.Array) -> jax.Array:
-        new = jnp.asarray(new, old.dtype)
+        new = _widened(jnp.asarray(new), old.dtype)
         moved = old + share.astype(jnp.finfo(old.dtype).dtype) * (new - old)
         # The first update replaces the initial value, whatever it was. A leaf that was infinite (a constant
         # mask, a best value) has no mean, so the newest value stands.
@@ -67,9 +67,43 @@ def averaged_model(state: TrainState) -> ModelState:
     kept = state.optimizer_state
     if not isinstance(kept, AveragedState):
         raise TypeError("the state has no average of its parameters. Train it with ema_decay.")
-    params = trainable(state.model_state)
-    average = jax.tree.map(lambda leaf, old: leaf.astype(jnp.result_type(old)), kept.average, params)
-    return merge(average, state.model_state)
+
+    def chosen(average: jax.Array, leaf: jax.Array) -> jax.Array:
+        # Before the first update the model may be another one than it was when the average was made: weights
+        # that were restored alone.
+        return jnp.where(kept.weight > 0, average.astype(jnp.result_type(leaf)), leaf)
+
+    return merge(jax.tree.map(chosen, kept.average, trainable(state.model_state)), state.model_state)
+
+
+def optimizer_part(optimizer_state: Any, ema_decay: float | None) -> Any:
+    """The optimizer's own part of a state, which has an average if and only if there is a decay.
+
+    Raises:
+        ValueError: it has one without a decay, or none with one.
+    """
+    if isinstance(optimizer_state, AveragedState):
+        if ema_decay is None:
+            raise ValueError(
+                "the state has an average of its parameters, and ema_decay is None. Pass the decay of the "
+                "run, or drop the average: optimizer_state=state.optimizer_state.optimizer_state."
+            )
+        return optimizer_state.optimizer_state
+    if ema_decay is not None:
+        raise ValueError(
+            f"ema_decay={ema_decay} averages the parameters, and the state has no average. "
+            "Pass training.with_average(state)."
+        )
+    return optimizer_state
+
+
+def _widened(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """`leaf` in the dtype of its average."""
+    if leaf.dtype == dtype:
+        return leaf
+    # XLA may drop the rounding of a new parameter to half precision, and average a number that no state has.
+    bits = jnp.finfo(leaf.dtype)
+    return jax.lax.reduce_precision(leaf.astype(dtype), exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
 
 
 def _precise(leaf: jax.Array) -> Any:

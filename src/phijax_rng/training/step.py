@@ -19,8 +19,10 @@ from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, KeyScalar, Mask, ModelState
 from phijax_rng.state import TrainState, merge, trainable
+from phijax_rng.training.averaging import averaged, optimizer_part
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
+from phijax_rng.training.balancing.weights import fraction
 from phijax_rng.training.microbatches import evaluated
 from phijax_rng.training.module import LossModule, StepOutput
 from phijax_rng.training.optimizer_call import optimizer_update
@@ -81,19 +83,25 @@ class LossTrainStep:
         optimizer: an Optax `GradientTransformation`.
         balancer: combines the losses; the plain sum for `None`.
         microbatches: into how many slices of equal size each batch is cut; it must divide every size.
+        ema_decay: in [0, 1), averages the model state over the updates; see `with_average`, which makes the
+            first state, and `evaluation_params`, which has the average. `None` keeps none.
 
     Raises:
         TypeError: `balancer` is not a `LossBalancer`.
+        ValueError: `ema_decay` is out of range.
     """
 
     module: LossModule
     optimizer: Any
     balancer: LossBalancer | None = None
     microbatches: int = 1
+    ema_decay: float | None = None
     _adapted: AdaptedBalancer = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assign(self, _adapted=adapt_balancer(self.balancer))
+        if self.ema_decay is not None:
+            fraction(self.ema_decay, "ema_decay")
 
     def __call__(
         self,
@@ -107,6 +115,7 @@ class LossTrainStep:
         Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
         """
         params = trainable(state.model_state)
+        kept = optimizer_part(state.optimizer_state, self.ema_decay)
         objective = functools.partial(self._objective, state, batches, key, mask)
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
@@ -117,15 +126,17 @@ class LossTrainStep:
         params, optimizer_state = optimizer_update(
             self.optimizer,
             grads,
-            state.optimizer_state,
+            kept,
             params,
             value=total,
             value_fn=lambda params: objective(params)[0],
         )
         # Parameters first, then variables: a leaf that the losses replaced keeps its new value.
-        updated = merge(params, state.model_state)
+        model_state = merge(variables, merge(params, state.model_state))
+        if self.ema_decay is not None:
+            optimizer_state = averaged(state.optimizer_state, optimizer_state, model_state, self.ema_decay)
         following = state.replace(
-            model_state=merge(variables, updated),
+            model_state=model_state,
             optimizer_state=optimizer_state,
             step=state.step + 1,
         )
