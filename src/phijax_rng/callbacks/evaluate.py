@@ -1,4 +1,4 @@
-"""Evaluate the model at chosen steps, without influence on the training.
+"""Evaluate the model at chosen steps and at the end of a run, without influence on the training.
 
 The key of an evaluation comes from a separate stream and from the step, so the numbers do not depend on
 where, and how often, the run is stopped and resumed.
@@ -6,7 +6,7 @@ where, and how often, the run is stopped and resumed.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from phijax_rng._base import validation
 from phijax_rng.callbacks.protocol import Event
@@ -18,22 +18,26 @@ from phijax_rng.training.module import called, require_parameters
 class Evaluate:
     """A callback that reports what a function returns for the model state, as `<name>/<entry>`.
 
+    It is called every so many steps, and when the run ends.
+
     Attributes:
         function: `function(model_state, key) -> {entry: number}`; the parameter `key` is optional. The
-            function gets a copy of the model state, and the key of its stream at this step. Wrap it in
-            `jax.jit` if it is worth compiling.
-        every_n_steps: updates between two evaluations.
+            function gets a copy of the model state to evaluate (see `training.evaluation_params`), and the
+            key of its stream at this step. Wrap it in `jax.jit` if it is worth compiling.
+        every_n_steps: updates between two evaluations; `None` for one when the run ends.
         name: the first part of the names of the numbers, and the name of the stream.
     """
 
     function: Callable[..., Mapping[str, Any]]
     _: dataclasses.KW_ONLY
-    every_n_steps: int = 1000
+    every_n_steps: int | None = None
     name: str = "evaluation"
+    at_end: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_parameters(self.function, "function", "model_state")
-        validation.positive(self.every_n_steps, "every_n_steps")
+        if self.every_n_steps is not None:
+            validation.positive(self.every_n_steps, "every_n_steps")
         validation.names((self.name,), "name")
 
     def may_report(self, name: str) -> bool:

@@ -85,6 +85,11 @@ class Event:
 class Callback(Protocol):
     """Called with an `Event` whenever a multiple of `every_n_steps` updates is complete.
 
+    Where a callback `follows` a number, it is called only at steps that have it. With `at_end` a callback is
+    called when the run ends too (at `max_steps`, or where a callback stops it), unless it was called at this
+    step; then `every_n_steps` may be `None`. What it reports there is in the result, its history and the last
+    checkpoint, until the run goes on: then the run is as if it had not ended, and so are all memories.
+
     Optional members:
 
         member            what it is for                                          where it is absent
@@ -96,13 +101,17 @@ class Callback(Protocol):
                           closes what the callback holds open
         is_over(memory)   whether the callback had stopped the run that is        it had not
                           resumed
-        follows           a str: a number that must be there; a run in which       no number is needed
-                          nothing provides it fails before the first update
+        follows           a str: a number that it needs; a run in which nothing    no number is needed
+                          provides it fails before the first update
+        at_end            a bool: whether it is called when the run ends           it is not
         may_report(name)  whether it may report a number of this name             it may, for every name
 
     """
 
-    every_n_steps: int
+    @property
+    def every_n_steps(self) -> int | None:
+        """Updates between two calls; `None` for a call `at_end` alone."""
+        ...
 
     def __call__(self, event: Event) -> bool | None:
         """Handles the event; `True` stops the run here."""
@@ -116,7 +125,8 @@ class AdaptedCallback:
     Attributes:
         callback: the user's object.
         name: what its memory is saved under, different for each callback of a run.
-        every_n_steps: updates between two calls.
+        every_n_steps: updates between two calls; `None` for a call at the end alone.
+        at_end: whether it is called when the run ends.
         follows: the name of the number it needs; `None` for none.
         check: raises what would make the first call fail.
         finish: releases what the callback holds open.
@@ -126,7 +136,8 @@ class AdaptedCallback:
 
     callback: Callback
     name: str
-    every_n_steps: int
+    every_n_steps: int | None
+    at_end: bool
     follows: str | None
     check: Callable[[Memory], object]
     finish: Callable[[Event], object]
@@ -137,6 +148,15 @@ class AdaptedCallback:
     def kind(self) -> str:
         """The name of its class, for messages."""
         return type(self.callback).__name__
+
+    @property
+    def has_finish(self) -> bool:
+        """Whether it does something when the run ends, besides its calls."""
+        return self.finish is not _ignore
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is a multiple of `every_n_steps`."""
+        return self.every_n_steps is not None and step % self.every_n_steps == 0
 
 
 def adapt_callbacks(callbacks: Any) -> tuple[AdaptedCallback, ...]:
@@ -179,7 +199,10 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
         )
     # A function has a name of its own; the class of all functions would not tell two of them apart.
     kind = getattr(callback, "__qualname__", type(callback).__qualname__)
-    every_n_steps = validation.positive(callback.every_n_steps, f"{argument}.every_n_steps")
+    at_end = validation.flag(getattr(callback, "at_end", False), f"{argument}.at_end")
+    every_n_steps = callback.every_n_steps
+    if every_n_steps is not None or not at_end:
+        every_n_steps = validation.positive(every_n_steps, f"{argument}.every_n_steps")
     validation.takes(callback, argument, "event")
 
     def function(member: str, parameter: str, default: Callable[..., object]) -> Callable[..., object]:
@@ -199,6 +222,7 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
     return AdaptedCallback(
         callback,
         every_n_steps=every_n_steps,
+        at_end=at_end,
         check=function("check", "memory", _ignore),
         finish=function("finish", "event", _ignore),
         is_over=function("is_over", "memory", _no),

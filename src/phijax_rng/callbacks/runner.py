@@ -2,13 +2,20 @@
 
 import copy
 import dataclasses
+import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event, Memory
+from phijax_rng.devices import processes
+from phijax_rng.training.module import is_array
+
+_log = logging.getLogger("phijax_rng")
 
 
 class CallbackRunner:
@@ -35,56 +42,126 @@ class CallbackRunner:
                 raise
         self.had_stopped = any(bool(c.is_over(self._memories[c.name])) for c in callbacks)
 
-    def require_followed(self, names: tuple[str, ...]) -> None:
-        """Raises if a callback follows a number that nothing records and no callback before it may report.
+    def require_followed(self, names: tuple[str, ...], max_steps: int) -> None:
+        """Raises if a callback follows a number that is never there when it is called.
 
         Args:
             names: the numbers that the train step records.
+            max_steps: where the run ends.
         """
         for index, callback in enumerate(self._callbacks):
             wanted = callback.follows
-            if (
-                wanted is None
-                or wanted in names
-                or any(c.may_report(wanted) for c in self._callbacks[:index])
-            ):
+            if wanted is None or wanted in names:
                 continue
-            raise ValueError(
-                f"{callback.kind} follows {wanted!r}, and the run records {validation.shown(names)}. "
-                "Follow one of them, or put the callback that reports it first."
-            )
+            reporters = self._reporters(wanted, index)
+            if not reporters:
+                raise ValueError(
+                    f"{callback.kind} follows {wanted!r}, and the run records {validation.shown(names)}. "
+                    "Follow one of them, or put the callback that reports it first."
+                )
+            if callback.every_n_steps is not None and callback.every_n_steps <= max_steps:
+                _require_meeting(
+                    f"{callback.kind} follows {wanted!r}", callback.every_n_steps, reporters, max_steps
+                )
+
+    def require_reported(self, what: str, name: str, every_n_steps: int, max_steps: int) -> None:
+        """Raises if a number is never there at multiples of `every_n_steps`, nor when the run ends.
+
+        Args:
+            what: who wants it, for the message.
+            name: of the number.
+            every_n_steps: when it is wanted.
+            max_steps: where the run ends.
+        """
+        reporters = self._reporters(name)
+        if not any(callback.at_end for callback in reporters):
+            _require_meeting(what, every_n_steps, reporters, max_steps)
+
+    def warn_of_idle(self, max_steps: int) -> None:
+        """Logs a warning for each callback that is never called."""
+        for callback in self._callbacks:
+            every, used = callback.every_n_steps, callback.at_end or callback.has_finish
+            if every is not None and every > max_steps and not used and processes.is_primary():
+                _log.warning(
+                    "%s is called every %d steps, and max_steps is %d: it is never called",
+                    *(callback.name, every, max_steps),
+                )
 
     def may_report(self, name: str) -> bool:
         """Whether one of the callbacks may report a number of this name."""
-        return any(callback.may_report(name) for callback in self._callbacks)
+        return bool(self._reporters(name))
+
+    def must_have(self, name: str, step: int, before: int | None = None) -> bool:
+        """Whether a number that callbacks report is missing if it is not there at this step.
+
+        Args:
+            name: of the number.
+            step: at which all callbacks that are due were called.
+            before: the place of the callback that wants it; behind all of them for `None`.
+        """
+        # Of several that may report it, the one that does may not be due.
+        return all(callback.is_due(step) for callback in self._reporters(name, before))
+
+    def _reporters(self, name: str, before: int | None = None) -> list[AdaptedCallback]:
+        return [callback for callback in self._callbacks[:before] if callback.may_report(name)]
 
     def next_step(self, step: int) -> int | None:
         """The next step after `step` at which a callback is called."""
-        following = ((step // c.every_n_steps + 1) * c.every_n_steps for c in self._callbacks)
+        cadences = (c.every_n_steps for c in self._callbacks)
+        following = ((step // every + 1) * every for every in cadences if every is not None)
         return min(following, default=None)
 
     def call(self, event: Event) -> bool:
         """Calls the callbacks that are due at this step, and returns whether one of them stops the run.
 
-        An error of one callback does not skip the others. After the last one, a single error is raised as it
-        is, and several are raised as an `ExceptionGroup`.
+        An error of one callback does not skip the others, except those that follow a number that it would
+        have reported. After the last one, a single error is raised as it is, and several are raised as an
+        `ExceptionGroup`.
         """
-        stop, errors = False, []
-        for callback in self._callbacks:
-            if event.step % callback.every_n_steps:
+        stop, errors = False, list[Exception]()
+        for index, callback in enumerate(self._callbacks):
+            wanted = callback.follows
+            missing = wanted is not None and wanted not in event.metrics
+            if not callback.is_due(event.step) or (
+                missing and (errors or not self.must_have(str(wanted), event.step, index))
+            ):
                 continue
-            # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
-            memory = copy.deepcopy(self._memories[callback.name])
-            try:
-                stop = _stops(callback.callback(dataclasses.replace(event, memory=memory))) or stop
-                _require_plain(memory, "memory")
-            except Exception as error:
-                error.add_note(f"raised by the callback {callback.name!r} at step {event.step}")
-                errors.append(error)
-            else:
-                self._memories[callback.name] = memory
+            memory = self._try(callback, event, f"at step {event.step}", errors)
+            if memory is not None:
+                answer, self._memories[callback.name] = memory
+                stop = answer or stop
         _raise(errors)
         return stop
+
+    def call_at_end(self, event: Event, called: list[str]) -> None:
+        """Calls the callbacks that are due when the run ends; errors as in `call`. No memory changes.
+
+        Args:
+            event: of the last step.
+            called: names of those that were called at this step's end before; those called now are added.
+        """
+        errors = list[Exception]()
+        for callback in self._callbacks:
+            if not callback.at_end or callback.is_due(event.step) or callback.name in called:
+                continue
+            if self._try(callback, event, f"when the run ended at step {event.step}", errors) is not None:
+                called.append(callback.name)
+        _raise(errors)
+
+    def _try(
+        self, callback: AdaptedCallback, event: Event, when: str, errors: list[Exception]
+    ) -> tuple[bool, Memory] | None:
+        """Whether the callback stops the run, and its new memory; `None`, and an error more, if it raises."""
+        # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
+        memory = copy.deepcopy(self._memories[callback.name])
+        try:
+            stop = _stops(callback.callback(dataclasses.replace(event, memory=memory)))
+            _require_plain(memory, "memory")
+        except Exception as error:
+            error.add_note(f"raised by the callback {callback.name!r} {when}")
+            errors.append(error)
+            return None
+        return stop, memory
 
     def finish(self, event: Event) -> None:
         """Calls `finish` of each callback; errors as in `call`. Changes of memory are not saved any more."""
@@ -105,6 +182,20 @@ class CallbackRunner:
         return {name: copy.deepcopy(memory) for name, memory in self._memories.items() if memory}
 
 
+def _require_meeting(what: str, every: int, reporters: list[AdaptedCallback], max_steps: int) -> None:
+    """Raises unless a multiple of `every` up to `max_steps` has a number that one of these reports."""
+    cadences = sorted({c.every_n_steps for c in reporters if c.every_n_steps is not None})
+    first = min((math.lcm(every, cadence) for cadence in cadences), default=None)
+    if first is not None and first <= max_steps:
+        return
+    when = f"every {' or '.join(map(str, cadences))} steps" if cadences else "when the run ends"
+    at = "" if first is None else f": both first at step {first}, and max_steps is {max_steps}"
+    raise ValueError(
+        f"{what} every {every} steps, and {', '.join(c.kind for c in reporters)} may report it {when}{at}. "
+        "Use the same every_n_steps."
+    )
+
+
 def checked_report(numbers: Mapping[str, Any], taken: Mapping[str, float]) -> dict[str, float]:
     """The argument of `Event.report`, as floats by name."""
     validation.mapping(numbers, "report")
@@ -117,12 +208,15 @@ def checked_report(numbers: Mapping[str, Any], taken: Mapping[str, float]) -> di
 
 
 def _as_float(value: Any, name: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
+    if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"{name} must be a number, got {validation.described(value)}. Reduce it first."
-        ) from error
+            f"{name} is a traced value, which has no number outside the function that was traced. "
+            "Return it from that function."
+        )
+    # `float` would also take text, an array of one element, and a complex number of NumPy.
+    if not is_array(value) or np.shape(value) != () or np.iscomplexobj(value):
+        raise TypeError(f"{name} must be a number, got {validation.described(value)}. Reduce it first.")
+    return float(value)
 
 
 def _raise(errors: list[Exception]) -> None:

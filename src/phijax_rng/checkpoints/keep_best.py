@@ -63,6 +63,15 @@ class KeepBest:
         competing = {step: sign * value for step, value in candidates if math.isfinite(value)}
         return sorted(competing, key=lambda step: (competing[step], step))[: self.count]
 
+    def require(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises a `ValueError` at a step that competes without the number that decides."""
+        if not metrics or step % self.every_n_steps or self.metric in metrics:
+            return
+        raise ValueError(
+            f"keep_best compares {self.metric!r}, and the numbers of step {step} are "
+            f"{validation.shown(metrics)}. Name one of them, or report it before the save."
+        )
+
 
 def dropped(steps: tuple[int, ...], max_to_keep: int | None, best: list[int]) -> list[int]:
     """The steps to delete: neither among the newest nor among the best."""

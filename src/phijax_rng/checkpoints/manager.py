@@ -292,15 +292,10 @@ class Checkpoints:
         self._lock.release()
         self._is_locked = False
 
-    def require_metric(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises a `ValueError` at a step that competes for best without the number that decides."""
-        best = self._best
-        if best is None or not metrics or step % best.every_n_steps or best.metric in metrics:
-            return
-        raise ValueError(
-            f"keep_best compares {best.metric!r}, and the numbers of step {step} are "
-            f"{validation.shown(metrics)}. Name one of them, or report it before the save."
-        )
+    @property
+    def best_rule(self) -> KeepBest | None:
+        """`keep_best` as one value."""
+        return self._best
 
     def require_recorded(self, names: tuple[str, ...], may_come: Callable[[str], bool]) -> None:
         """Raises a `ValueError` if no save can have the number that `keep_best` names.

@@ -66,6 +66,7 @@ class TrainingSession:
         checkpoints: Checkpoints | None,
         display: Display,
         log_every_n_steps: int,
+        max_steps: int,
         gradient_norm: bool = False,
         callbacks: tuple[AdaptedCallback, ...] = (),
     ):
@@ -84,12 +85,13 @@ class TrainingSession:
         self.gradient_norm = 0.0
         self._newest: dict[str, float] = {}
         self._reported: dict[str, float] = {}
-        self._is_over = False
+        self._was_saved = False
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
+        self._max_steps = max_steps
         self._loss_names: tuple[str, ...] = ()
         try:
             self._callbacks = CallbackRunner(callbacks, run.memory.get("callbacks", {}))
@@ -98,6 +100,11 @@ class TrainingSession:
             display.close()
             raise
         self.stop_requested = self._callbacks.had_stopped
+        # Since the run ended: what it needs to go on as if it had not, and who was called for the end.
+        self._before_end: dict[str, Any] | None = None
+        self._called_at_end: list[str] = []
+        if self.is_over and "end" in run.memory:
+            self._restore_end(**run.memory["end"])
         self._warned_of_nonfinite = self._warned_of_balancer = False
         if checkpoints is not None:
             checkpoints.start_clock()
@@ -118,16 +125,22 @@ class TrainingSession:
             # Compiling may take minutes, and whoever sends a signal may kill the process sooner.
             self.save()
 
-    def end_at_once(self, max_steps: int) -> None:
-        """Says why there is nothing to do, and whether something is saved all the same."""
+    def end_at_once(self) -> None:
+        """Says why there is nothing to train, and whether something is saved all the same."""
         if self.stop_requested:
             found, fix = f"a callback stopped this run at step {self.step}", "Change that callback"
         else:
-            found = f"this run is finished: step {self.step}, max_steps={max_steps}"
+            found = f"this run is finished: step {self.step}, max_steps={self._max_steps}"
             fix = "Raise max_steps"
-        self._is_over = self._checkpoints is not None and self.step in self._checkpoints.steps
-        saved = " and nothing is saved" if self._is_over else ""
+        self._was_saved = self._checkpoints is not None and self.step in self._checkpoints.steps
+        saved = " and nothing is saved" if self._was_saved else ""
         self._display.log(f"{found}. Nothing is trained{saved}. {fix} to continue it.")
+        self.call_at_end()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended: at `max_steps`, or because a callback stops it."""
+        return self.step >= self._max_steps or self.stop_requested
 
     def check_recorded(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
         """Checks that callbacks and `keep_best` follow numbers that the program records.
@@ -137,14 +150,20 @@ class TrainingSession:
             loss_names: which of them are losses.
 
         Raises:
-            ValueError: a number is not recorded, and no callback may report it.
+            ValueError: a number is not recorded, and no callback may report it; or it is never there when
+                it is looked for.
         """
         self._loss_names = loss_names
         self._watch.start(self.step)
         self._display.phase("running")
-        self._callbacks.require_followed(names)
+        self._callbacks.require_followed(names, self._max_steps)
+        self._callbacks.warn_of_idle(self._max_steps)
         if self._checkpoints is not None:
             self._checkpoints.require_recorded(names, self._callbacks.may_report)
+            best = self._checkpoints.best_rule
+            if best is not None and best.metric not in names:
+                what = f"keep_best compares {best.metric!r} at saves"
+                self._callbacks.require_reported(what, best.metric, best.every_n_steps, self._max_steps)
 
     def next_host_step(self) -> int | None:
         """The next step at which a save or a callback is due by its number."""
@@ -171,11 +190,17 @@ class TrainingSession:
         # A non-finite first update leaves a chunk without updates, whose metrics do not exist.
         if chunk.step == chunk.start:
             return
-        # In this order: callbacks read the history, and a save stores what callbacks reported and keep.
+        # In this order: callbacks read the history, and a save stores what callbacks reported and keep. A
+        # step is saved once, so the callbacks at the end come before the save.
         self._update_history(chunk)
         self._show(chunk)
         self._call_callbacks()
-        self._save_if_due()
+        due = self._is_save_due()
+        if self.is_over:
+            self.call_at_end()
+        if due:
+            self.save()
+            self._require_best_metric()
         self._watch.next_chunk(self.step)
 
     def _update_history(self, chunk: Chunk) -> None:
@@ -223,13 +248,37 @@ class TrainingSession:
             self.callback_error = error
             raise
 
-    def _save_if_due(self) -> None:
+    def _is_save_due(self) -> bool:
         due = self._checkpoints is not None and self._checkpoints.is_due(self.step)
         # Clocks and callbacks of several processes may disagree; the first decides, or one process would
         # save or stop alone and the others would wait for it in the next collective.
         due, self.stop_requested = map(bool, processes.broadcast(due, self.stop_requested))
-        if due:
-            self.save()
+        return due
+
+    def call_at_end(self) -> None:
+        """Calls the callbacks that are due at the end of the run, and have not been called there yet."""
+        if self._before_end is None:
+            self._before_end = self._memory()
+        try:
+            self._callbacks.call_at_end(self._event(), self._called_at_end)
+        except Exception as error:
+            self.callback_error = error
+            raise
+
+    def _restore_end(self, metrics: Mapping[str, float], called: list[str]) -> None:
+        """Of a run that had ended: the numbers that were reported for its end."""
+        self._before_end = self._memory()
+        self._called_at_end = list(called)
+        added = {name: number for name, number in metrics.items() if name not in self.metrics}
+        if added:
+            self._add_report(added)
+
+    def _require_best_metric(self) -> None:
+        """Raises if this save lacks the number that decides about best, and should have it."""
+        # After the save: a missing number is an error, and no reason to lose the state.
+        best = None if self._checkpoints is None else self._checkpoints.best_rule
+        if best is not None and self._callbacks.must_have(best.metric, self.step):
+            best.require(self.step, self.metrics)
 
     def finish(self) -> None:
         """Saves, waits for the save, and finishes display and callbacks."""
@@ -255,7 +304,10 @@ class TrainingSession:
                 # The others may not have raised, and a save waits for every process.
                 self._display.close()
             else:
-                self._end(save=nonfinite or self.step > self._first)
+                # The error of a callback carries the result, so a save that fails too need not hide it.
+                hidden = _notes_on(error) if error is self.callback_error else contextlib.nullcontext()
+                with hidden:
+                    self._end(save=nonfinite or self.step > self._first)
         finally:
             with _notes_on(error):
                 self._finish_callbacks()
@@ -290,6 +342,9 @@ class TrainingSession:
 
     def _memory(self) -> dict[str, Any]:
         """What a run that continues from here needs besides its state."""
+        if self._before_end is not None:
+            end = {"metrics": dict(self.metrics), "called": list(self._called_at_end)}
+            return {**self._before_end, "end": end}
         return {
             "callbacks": self._callbacks.memories(),
             "history": self.history.plain(),
@@ -307,7 +362,7 @@ class TrainingSession:
                     self.save()
                 # A save in the background may still fail, and nobody would hear of it later.
                 self._checkpoints.wait()
-                if save and not self._is_over and self.step in self._checkpoints.steps:
+                if save and not self._was_saved and self.step in self._checkpoints.steps:
                     self._display.log(f"step {self.step} is saved in {self._checkpoints.directory}")
         except SaveError as error:
             error.state = self.state
@@ -333,8 +388,6 @@ class TrainingSession:
             (on_disk,) = processes.broadcast(self.step in self._checkpoints.steps)
             if not on_disk:
                 self._checkpoints.save(self.state, self._contract.for_save(self.state), self._memory())
-                # After the save: a missing number is an error, and no reason to lose the state.
-                self._checkpoints.require_metric(self.step, self.metrics)
         except SaveError as error:
             error.state = self.state
             raise

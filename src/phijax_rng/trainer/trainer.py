@@ -286,6 +286,7 @@ class Trainer:
             checkpoints=self.checkpoints,
             display=display,
             log_every_n_steps=self.log_every_n_steps,
+            max_steps=self.max_steps,
             gradient_norm=self.gradient_norm,
             callbacks=adapt_callbacks(self.callbacks),
         )
@@ -315,9 +316,9 @@ class Trainer:
         self, spec: RunSpec, run: ResumedRun, session: TrainingSession, signals: StopSignals
     ) -> None:
         """Compiles the loop, commits the run, and trains."""
-        if session.step >= self.max_steps or session.stop_requested:
+        if session.is_over:
             run.commit(program=None)
-            session.end_at_once(self.max_steps)
+            session.end_at_once()
             return
         if signals.received is not None:
             return
@@ -353,7 +354,7 @@ class Trainer:
         """Runs the compiled loop chunk by chunk, with a host step after each."""
         pace = Pace(self.chunk_size)
         state = loop.place(session.state)
-        while session.step < self.max_steps and not session.stop_requested and not signals.poll():
+        while not session.is_over and not signals.poll():
             source, end = prefetcher.at(session.step)
             if session.wants_gradient_norm:
                 session.gradient_norm = loop.gradient_norm(state, source)
