@@ -46,7 +46,7 @@ def test_the_file_is_the_history(tmp_path):
     lines = path.read_text().splitlines()
     means = "mean/total_loss,mean/pde,mean/initial,mean/boundary"
     assert lines[0] == f"step,total_loss,pde,initial,boundary,{means},evaluation/one"
-    assert [line.split(",")[0] for line in lines[1:]] == ["2", "3", "4", "6"]
+    assert [line.split(",")[0] for line in lines[1:]] == ["2", "3", "4", "6", "7"]
     assert float(lines[1].split(",")[1]) == result.history[0]["total_loss"]
     assert [entry.name for entry in path.parent.iterdir()] == ["history.csv"]
 

@@ -124,7 +124,7 @@ def test_a_number_that_is_not_there_is_named():
         look(EarlyStopping("error"), {}, 5, loss=1.0)
     assert str(caught.value) == (
         "EarlyStopping follows 'error', and step 5 has 'loss'. Follow one of them, or put the callback that "
-        "reports it first, with the same every_n_steps."
+        "reports it first."
     )
 
 

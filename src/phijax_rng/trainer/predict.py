@@ -36,8 +36,8 @@ class FitResult:
 
     Attributes:
         module: the module that was trained.
-        state: the state after the last update.
-        metrics: the losses of the last update by name, and what callbacks reported at that step; empty
+        state: the state after the last update; the best one with `restore_best` of an `EarlyStopping`.
+        metrics: the losses of that update by name, and what callbacks reported at that step; empty
             when there was no update.
         history: one dict for every `log_every_n_steps` updates and for every step that callbacks reported
             on: `step` (completed updates), the losses of the update that completed it, their means since the

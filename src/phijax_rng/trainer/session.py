@@ -21,6 +21,7 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.resume.plan import ResumedRun
+from phijax_rng.trainer.best import Best, BestState
 from phijax_rng.training.chunks import Chunk, terms_of
 
 _log = logging.getLogger("phijax_rng")
@@ -69,6 +70,7 @@ class TrainingSession:
         max_steps: int,
         gradient_norm: bool = False,
         callbacks: tuple[AdaptedCallback, ...] = (),
+        best: BestState | None = None,
     ):
         self.state = run.state
         self.step = self._first = int(run.state.step)
@@ -92,6 +94,8 @@ class TrainingSession:
         self._display = display
         self._every = log_every_n_steps
         self._max_steps = max_steps
+        self._best = best
+        self._restored: Best | None = None
         self._loss_names: tuple[str, ...] = ()
         try:
             self._callbacks = CallbackRunner(callbacks, run.memory.get("callbacks", {}))
@@ -136,6 +140,11 @@ class TrainingSession:
         saved = " and nothing is saved" if self._was_saved else ""
         self._display.log(f"{found}. Nothing is trained{saved}. {fix} to continue it.")
         self.call_at_end()
+
+    @property
+    def outcome(self) -> Best:
+        """State and numbers of the result: the last ones, or the best where they are restored at the end."""
+        return self._restored or (self.state, self.metrics)
 
     @property
     def is_over(self) -> bool:
@@ -198,6 +207,8 @@ class TrainingSession:
         due = self._is_save_due()
         if self.is_over:
             self.call_at_end()
+        if self._best is not None:
+            self._best.look(self.state, self.step, self.metrics, is_over=self.is_over)
         if due:
             self.save()
             self._require_best_metric()
@@ -284,6 +295,8 @@ class TrainingSession:
         """Saves, waits for the save, and finishes display and callbacks."""
         try:
             self._end(save=True)
+            if self._best is not None and self.is_over:
+                self._restored = self._best.of(self.state, self.metrics)
         except BaseException as error:
             with _notes_on(error):
                 self._finish_callbacks()

@@ -33,6 +33,7 @@ from phijax_rng.devices.row_sharding import UNEVEN
 from phijax_rng.resume.plan import Resume, ResumedRun, locked_plan, resume_run
 from phijax_rng.state import TrainState
 from phijax_rng.trainer import predict
+from phijax_rng.trainer.best import BestState, restoring
 from phijax_rng.trainer.predict import FitResult
 from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, require_inside
 from phijax_rng.trainer.session import TrainingSession
@@ -114,6 +115,7 @@ class Trainer:
                 f"checkpoints must be a Checkpoints or None, got {validation.formatted(self.checkpoints)}. "
                 "Pass Checkpoints(directory)."
             )
+        restoring(self.callbacks, self.checkpoints)
 
     def fit(
         self,
@@ -281,6 +283,7 @@ class Trainer:
     def _train(self, spec: RunSpec, run: ResumedRun, signals: StopSignals, seed: int | None) -> FitResult:
         """Trains up to `max_steps`, saving on the way and on every way out."""
         display = make_progress(self.progress and processes.is_primary(), int(run.state.step), self.max_steps)
+        stopping = restoring(self.callbacks, self.checkpoints)
         session = TrainingSession(
             run,
             checkpoints=self.checkpoints,
@@ -289,6 +292,7 @@ class Trainer:
             max_steps=self.max_steps,
             gradient_norm=self.gradient_norm,
             callbacks=adapt_callbacks(self.callbacks),
+            best=None if stopping is None else BestState(stopping, self.checkpoints),
         )
         signals.describe_save = session.describe_save
         if run.plan.continues and session.step < self.max_steps:
@@ -373,10 +377,11 @@ class Trainer:
     ) -> FitResult:
         unfinished = session.step < self.max_steps
         signalled = signals.received is not None
+        state, metrics = session.outcome
         return FitResult(
             module=spec.module,
-            state=session.state,
-            metrics=session.metrics,
+            state=state,
+            metrics=metrics,
             history=tuple(session.history),
             timing=tuple(session.timing),
             iterations=session.iterations,
