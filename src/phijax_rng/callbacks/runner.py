@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,17 +23,27 @@ class CallbackRunner:
 
     Attributes:
         had_stopped: whether one of them had stopped the run that is resumed.
+        interrupted_reports: the names that a callback reported before it was interrupted.
     """
 
-    def __init__(self, callbacks: tuple[AdaptedCallback, ...], memories: Mapping[str, Memory]):
+    def __init__(
+        self,
+        callbacks: tuple[AdaptedCallback, ...],
+        memories: Mapping[str, Memory],
+        pending: Sequence[str] = (),
+    ):
         """Runs the check of each callback.
 
         Args:
             callbacks: in the order they are called.
             memories: by name, from `memories()` of the run that is resumed; empty for a fresh one.
+            pending: from `pending` of the run that is resumed.
         """
         self._callbacks = callbacks
-        self._memories = {c.name: copy.deepcopy(memories.get(c.name, {})) for c in callbacks}
+        self.interrupted_reports: tuple[str, ...] = ()
+        known = {c.name: copy.deepcopy(memories.get(c.name, {})) for c in callbacks}
+        # Replaced as a whole: an interrupt leaves a callback either called, with its memory, or pending.
+        self._progress: tuple[dict[str, Memory], tuple[str, ...] | None] = known, tuple(pending) or None
         for callback in callbacks:
             try:
                 callback.check(copy.deepcopy(self._memories[callback.name]))
@@ -41,6 +51,19 @@ class CallbackRunner:
                 error.add_note(f"raised by the callback {callback.name!r} before the first update")
                 raise
         self.had_stopped = any(bool(c.is_over(self._memories[c.name])) for c in callbacks)
+
+    @property
+    def _memories(self) -> dict[str, Memory]:
+        return self._progress[0]
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The names that are still to be called at the step of `begin`."""
+        return self._progress[1] or ()
+
+    def begin(self, step: int) -> None:
+        """Makes the callbacks that are due at a step the pending ones."""
+        self._progress = self._memories, tuple(c.name for c in self._callbacks if c.is_due(step))
 
     def require_followed(self, names: tuple[str, ...], max_steps: int) -> None:
         """Raises if a callback follows a number that is never there when it is called.
@@ -112,24 +135,30 @@ class CallbackRunner:
         return min(following, default=None)
 
     def call(self, event: Event) -> bool:
-        """Calls the callbacks that are due at this step, and returns whether one of them stops the run.
+        """Calls the callbacks that are pending, and returns whether one of them stops the run.
 
         An error of one callback does not skip the others, except those that follow a number that it would
         have reported. After the last one, a single error is raised as it is, and several are raised as an
         `ExceptionGroup`.
         """
+        if self._progress[1] is None:
+            self.begin(event.step)
         stop, errors = False, list[Exception]()
         for index, callback in enumerate(self._callbacks):
             wanted = callback.follows
             missing = wanted is not None and wanted not in event.metrics
-            if not callback.is_due(event.step) or (
+            if callback.name not in self.pending or (
                 missing and (errors or not self.must_have(str(wanted), event.step, index))
             ):
                 continue
             memory = self._try(callback, event, f"at step {event.step}", errors)
-            if memory is not None:
-                answer, self._memories[callback.name] = memory
-                stop = answer or stop
+            left = tuple(name for name in self.pending if name != callback.name)
+            if memory is None:
+                self._progress = self._memories, left
+            else:
+                self._progress = {**self._memories, callback.name: memory[1]}, left
+                stop = memory[0] or stop
+        self._progress = self._memories, None
         _raise(errors)
         return stop
 
@@ -154,6 +183,7 @@ class CallbackRunner:
         """Whether the callback stops the run, and its new memory; `None`, and an error more, if it raises."""
         # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
         memory = copy.deepcopy(self._memories[callback.name])
+        before = set(event.metrics)
         try:
             stop = _stops(callback.callback(dataclasses.replace(event, memory=memory)))
             _require_plain(memory, "memory")
@@ -161,6 +191,10 @@ class CallbackRunner:
             error.add_note(f"raised by the callback {callback.name!r} {when}")
             errors.append(error)
             return None
+        except BaseException:
+            # It is called again after a resume, and reports again.
+            self.interrupted_reports = tuple(set(event.metrics) - before)
+            raise
         return stop, memory
 
     def finish(self, event: Event) -> None:

@@ -39,7 +39,7 @@ from phijax_rng.checkpoints.keep_best import KeepBest, dropped
 from phijax_rng.checkpoints.lock import DirectoryLock
 from phijax_rng.checkpoints.stored_leaves import MODEL, Parts
 from phijax_rng.devices import processes
-from phijax_rng.errors import DamagedCheckpointError, SaveError
+from phijax_rng.errors import DamagedCheckpointError, LeftUnsavedError, SaveError
 from phijax_rng.state import TrainState
 
 _STATE = "state"
@@ -99,9 +99,10 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
-        if error is not None and processes.is_multiprocess():
-            # Closing waits for every process, and an error here need not be one in the others.
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None and (processes.is_multiprocess() or issubclass(error, LeftUnsavedError)):
+            # Closing waits for every process, and an error here need not be one in the others; who leaves at
+            # once waits for nothing.
             self._manager, self._in_flight = None, None
             self._release()
         else:

@@ -6,7 +6,6 @@ before step one    the program's digest and the canary               compared th
 at each save       the canary of the next batch, and the parent step
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from phijax_rng._base.background import Worker
 from phijax_rng._base.digests import digest
 from phijax_rng._base.plain_data import plain
 from phijax_rng._base.types import KeyScalar
@@ -91,9 +91,9 @@ class RunContract:
         self._saved = saved
         self.may_save = not saved
         # Digesting a pool of gigabytes takes seconds; compiling leaves a core idle meanwhile.
-        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-digest")
+        worker = Worker("phijax_rng-digest")
         self._contents = worker.submit(contract.digest_contents, source)
-        worker.shutdown(wait=False)
+        worker.end()
 
     def compare_before_compiling(self) -> None:
         """Compares what is known before anything is compiled, so that a wrong key costs no compilation.

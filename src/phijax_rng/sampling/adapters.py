@@ -101,9 +101,15 @@ class AdaptedSampler:
         """What draws, without what fetches: programs are cached, and would keep the rows alive."""
         return self if self._host is None else AdaptedSampler(self._in_program)
 
+    @property
+    def num_rows(self) -> int | None:
+        """The rows of a finite pool; `None` where there is none."""
+        rows = getattr(self.sampler, "num_rows", None)
+        return None if rows is None else int(rows)
+
     def check_size(self, size: BatchSize, label: str) -> BatchSize:
         """The size, if a batch can have it; `"all"` for a finite pool."""
-        is_finite = hasattr(self.sampler, "num_rows")
+        is_finite = self.num_rows is not None
         checked = validation.batch_size(size, label, finite=is_finite)
         if hasattr(self.sampler, "check_size"):
             self.sampler.check_size(checked, label)

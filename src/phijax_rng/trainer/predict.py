@@ -46,8 +46,8 @@ class FitResult:
         timing: at the same steps, what no run repeats: `seconds` of training so far, with compiling, saves
             and callbacks, and the `steps_per_second` since the row before, without compiling.
         iterations: updates of this call.
-        stopped_early: whether training ended before `max_steps` without a signal.
-        interrupted: whether a signal ended it.
+        stopped_early: whether a callback ended training before its last step.
+        interrupted: whether a signal or `max_time` did, so that a resume continues.
         seed: the integer that repeats the run; `None` where the root is not a Threefry key, or unknown.
     """
 

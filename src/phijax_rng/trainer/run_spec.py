@@ -184,7 +184,8 @@ class RunSpec:
     def prepared_data(self) -> Iterator[None]:
         """A `with` block around everything that uses the data module: its optional hooks."""
         hooks = adapt_datamodule(self.datamodule)
-        hooks.prepare_data()
+        # Once for all processes: it may download or unpack what all of them read.
+        processes.run_on_primary(hooks.prepare_data)
         hooks.setup("fit")
         try:
             yield

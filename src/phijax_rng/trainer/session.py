@@ -7,7 +7,8 @@ step after every update or one after a thousand.
 import contextlib
 import logging
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.errors import NonFiniteError, SaveError
+from phijax_rng.errors import LeftUnsavedError, NonFiniteError, SaveError
 from phijax_rng.resume.plan import ResumedRun
 from phijax_rng.trainer.best import Best, BestState
 from phijax_rng.training.chunks import Chunk, terms_of
@@ -56,6 +57,7 @@ class TrainingSession:
             the row before it, learning rates, and reports.
         timing: wall time and speed at the steps of the history.
         gradient_norm: of the next update; set where `wants_gradient_norm`.
+        max_steps: the step at which training ends.
         stop_requested: whether a callback stops the run, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
     """
@@ -71,6 +73,7 @@ class TrainingSession:
         gradient_norm: bool = False,
         callbacks: tuple[AdaptedCallback, ...] = (),
         best: BestState | None = None,
+        held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ):
         self.state = run.state
         self.step = self._first = int(run.state.step)
@@ -88,17 +91,20 @@ class TrainingSession:
         self._newest: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         self._was_saved = False
+        self._held = held
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
         self._display = display
         self._every = log_every_n_steps
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._best = best
         self._restored: Best | None = None
         self._loss_names: tuple[str, ...] = ()
         try:
-            self._callbacks = CallbackRunner(callbacks, run.memory.get("callbacks", {}))
+            self._callbacks = CallbackRunner(
+                callbacks, run.memory.get("callbacks", {}), run.memory.get("pending", ())
+            )
         except BaseException:
             # The check of a callback may raise; a bar that stays open would garble the traceback.
             display.close()
@@ -134,7 +140,7 @@ class TrainingSession:
         if self.stop_requested:
             found, fix = f"a callback stopped this run at step {self.step}", "Change that callback"
         else:
-            found = f"this run is finished: step {self.step}, max_steps={self._max_steps}"
+            found = f"this run is finished: step {self.step}, max_steps={self.max_steps}"
             fix = "Raise max_steps"
         self._was_saved = self._checkpoints is not None and self.step in self._checkpoints.steps
         saved = " and nothing is saved" if self._was_saved else ""
@@ -149,7 +155,7 @@ class TrainingSession:
     @property
     def is_over(self) -> bool:
         """Whether the run has ended: at `max_steps`, or because a callback stops it."""
-        return self.step >= self._max_steps or self.stop_requested
+        return self.step >= self.max_steps or self.stop_requested
 
     def check_recorded(self, names: tuple[str, ...], loss_names: tuple[str, ...]) -> None:
         """Checks that callbacks and `keep_best` follow numbers that the program records.
@@ -165,14 +171,14 @@ class TrainingSession:
         self._loss_names = loss_names
         self._watch.start(self.step)
         self._display.phase("running")
-        self._callbacks.require_followed(names, self._max_steps)
-        self._callbacks.warn_of_idle(self._max_steps)
+        self._callbacks.require_followed(names, self.max_steps)
+        self._callbacks.warn_of_idle(self.max_steps)
         if self._checkpoints is not None:
             self._checkpoints.require_recorded(names, self._callbacks.may_report)
             best = self._checkpoints.best_rule
             if best is not None and best.metric not in names:
                 what = f"keep_best compares {best.metric!r} at saves"
-                self._callbacks.require_reported(what, best.metric, best.every_n_steps, self._max_steps)
+                self._callbacks.require_reported(what, best.metric, best.every_n_steps, self.max_steps)
 
     def next_host_step(self) -> int | None:
         """The next step at which a save or a callback is due by its number."""
@@ -195,13 +201,17 @@ class TrainingSession:
 
     def on_chunk(self, chunk: Chunk) -> None:
         """Takes a chunk over: history, display, callbacks, save."""
-        self.state, self.step = chunk.state, chunk.step
-        # A non-finite first update leaves a chunk without updates, whose metrics do not exist.
-        if chunk.step == chunk.start:
-            return
-        # In this order: callbacks read the history, and a save stores what callbacks reported and keep. A
-        # step is saved once, so the callbacks at the end come before the save.
-        self._update_history(chunk)
+        # No handler raises in between: a run that is interrupted saves a state with its history, and the
+        # callbacks that are still to be called for it.
+        with self._held():
+            self.state, self.step = chunk.state, chunk.step
+            # A non-finite first update leaves a chunk without updates, whose metrics do not exist.
+            if chunk.step == chunk.start:
+                return
+            # In this order: callbacks read the history, and a save stores what callbacks reported and keep. A
+            # step is saved once, so the callbacks at the end come before the save.
+            self._update_history(chunk)
+            self._callbacks.begin(self.step)
         self._show(chunk)
         self._call_callbacks()
         due = self._is_save_due()
@@ -213,6 +223,11 @@ class TrainingSession:
             self.save()
             self._require_best_metric()
         self._watch.next_chunk(self.step)
+
+    def catch_up(self) -> None:
+        """Calls the callbacks that the resumed run was interrupted before."""
+        if self._callbacks.pending:
+            self._call_callbacks()
 
     def _update_history(self, chunk: Chunk) -> None:
         self.metrics = _at(chunk, -1)
@@ -297,6 +312,8 @@ class TrainingSession:
             self._end(save=True)
             if self._best is not None and self.is_over:
                 self._restored = self._best.of(self.state, self.metrics)
+        except LeftUnsavedError:
+            raise
         except BaseException as error:
             with _notes_on(error):
                 self._finish_callbacks()
@@ -305,6 +322,9 @@ class TrainingSession:
 
     def abandon(self, error: BaseException) -> None:
         """After an error: saves what the updates before it reached, and finishes the callbacks."""
+        if isinstance(error, LeftUnsavedError):
+            self._display.close()
+            return
         # Every process raises a non-finite loss at the same step, so it may save; other errors may not.
         nonfinite = isinstance(error, NonFiniteError)
         if isinstance(error, NonFiniteError):
@@ -346,23 +366,28 @@ class TrainingSession:
 
     def _add_report(self, numbers: Mapping[str, float]) -> None:
         added = checked_report(numbers, self.metrics)
-        self.history.add(self.step, {**self.metrics, **added})
-        self.metrics.update(added)
-        self._reported.update(added)
+        with self._held():
+            self.history.add(self.step, {**self.metrics, **added})
+            self.metrics.update(added)
+            self._reported.update(added)
+            if not len(self.timing) or self.timing[-1]["step"] < self.step:
+                self.timing.add(self.step, self._watch.row(self.step, self.step, self._watch.seconds))
         self._show_numbers()
-        if not len(self.timing) or self.timing[-1]["step"] < self.step:
-            self.timing.add(self.step, self._watch.row(self.step, self.step, self._watch.seconds))
 
     def _memory(self) -> dict[str, Any]:
         """What a run that continues from here needs besides its state."""
+        withdrawn = self._callbacks.interrupted_reports
+        metrics = {name: value for name, value in self.metrics.items() if name not in withdrawn}
         if self._before_end is not None:
-            end = {"metrics": dict(self.metrics), "called": list(self._called_at_end)}
+            end = {"metrics": metrics, "called": list(self._called_at_end)}
             return {**self._before_end, "end": end}
+        pending = {"pending": list(self._callbacks.pending)} if self._callbacks.pending else {}
         return {
+            **pending,
             "callbacks": self._callbacks.memories(),
             "history": self.history.plain(),
             "interval": self._means.plain(),
-            "metrics": dict(self.metrics),
+            "metrics": metrics,
             # Not the same twice, so apart from what a resume repeats.
             "seconds": self._watch.seconds,
             "timing": self.timing.plain(),

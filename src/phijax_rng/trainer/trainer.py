@@ -10,10 +10,13 @@ numbers come from the train state, the source and one compiled program.
 
 import contextlib
 import dataclasses
+import datetime
+import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,14 +33,16 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
+from phijax_rng.errors import LeftUnsavedError
 from phijax_rng.resume.plan import Resume, ResumedRun, locked_plan, resume_run
 from phijax_rng.state import TrainState
 from phijax_rng.trainer import predict
 from phijax_rng.trainer.best import BestState, restoring
+from phijax_rng.trainer.limits import check_limits, last_step
 from phijax_rng.trainer.predict import FitResult
 from phijax_rng.trainer.run_spec import FromSeed, RunSpec, require_batches, require_inside
 from phijax_rng.trainer.session import TrainingSession
-from phijax_rng.trainer.signals import StopSignals
+from phijax_rng.trainer.signals import StopSignals, checked_seconds, checked_signals
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.weights import fraction
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
@@ -46,6 +51,8 @@ from phijax_rng.training.prefetch import InProgramSource, Prefetcher, open_sourc
 from phijax_rng.training.source_checks import check_source
 from phijax_rng.training.step import TOTAL, Optimizer, TrainStep
 
+_log = logging.getLogger("phijax_rng")
+
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
@@ -53,14 +60,21 @@ class Trainer:
 
     Attributes:
         max_steps: the global step at which training ends, whatever a call starts from.
+        max_epochs: the same in passes over a finite pool; `{name: epochs}` where the epochs of several
+            samplers differ. With both, the lower step ends the run.
+        max_time: seconds or a `timedelta` after which a call saves and returns with `interrupted=True`, to be
+            resumed. It counts from the call of `fit`, with what is prepared and compiled.
         checkpoints: where the run is saved; `None` to save nothing.
         callbacks: called every so many steps; see `callbacks`.
         log_every_n_steps: how many updates between two entries of the history.
         progress: whether to show a bar (on a terminal) or lines (elsewhere) on standard error.
         on_nonfinite: what to do when a loss or an updated leaf is not finite: `"raise"` keeps the last
             finite state and raises `NonFiniteError`, `"skip"` skips the update, `"ignore"` continues.
-        on_sigterm: after saving, `"exit"` leaves the process with status 143, `"return"` returns the
-            result with `interrupted=True`, as a SIGINT always does.
+        signals: those that mean "save and stop", by name or as `signal.Signals`.
+        on_sigterm: after saving, `"exit"` leaves the process with status 143 (128 plus the number of any
+            other signal), `"return"` returns the result with `interrupted=True`, as a SIGINT always does.
+        grace_period: seconds or a `timedelta` after a signal at which the run leaves unsaved and names the
+            step on disk, before a scheduler kills it without a word; `None` to wait for the save.
         chunk_size: updates between two host steps; chosen by the clock for `None`.
         devices: where to run: 1 for JAX's default device, a number for the first so many, `"auto"` for
             all, a device, a sequence of devices, or a mesh; see `placement`.
@@ -78,14 +92,18 @@ class Trainer:
             the run moves; at most every 20th update has a row with one.
     """
 
-    max_steps: int
+    max_steps: int | None = None
     _: dataclasses.KW_ONLY
+    max_epochs: int | Mapping[str, int] | None = None
+    max_time: float | datetime.timedelta | None = None
     checkpoints: Checkpoints | None = None
     callbacks: tuple[Callback, ...] = ()
     log_every_n_steps: int = 100
     progress: bool = True
     on_nonfinite: str = "raise"
+    signals: tuple[str | signal.Signals, ...] = ("SIGTERM", "SIGINT")
     on_sigterm: str = "exit"
+    grace_period: float | datetime.timedelta | None = None
     chunk_size: int | None = None
     devices: int | str | jax.Device | Sequence[jax.Device] | Mesh = 1
     shardings: Callable[[TrainState], Any] | None = None
@@ -95,7 +113,10 @@ class Trainer:
     gradient_norm: bool = False
 
     def __post_init__(self) -> None:
-        validation.step_number(self.max_steps, "max_steps")
+        check_limits(self.max_steps, self.max_epochs)
+        checked_seconds(self.max_time, "max_time")
+        checked_seconds(self.grace_period, "grace_period")
+        assign(self, signals=checked_signals(self.signals))
         validation.positive(self.log_every_n_steps, "log_every_n_steps")
         validation.positive(self.microbatches, "microbatches")
         if self.ema_decay is not None:
@@ -269,33 +290,49 @@ class Trainer:
 
     def _fit(self, spec: RunSpec, options: Resume) -> FitResult:
         """Plans where to start, restores, and trains, with the directory locked until the run has ended."""
-        with (
-            processes.translate_runtime_errors(),
-            StopSignals() as signals,
-            locked_plan(self.checkpoints, options) as plan,
-        ):
-            # Before the data is prepared: a seed that the checkpoint does not record costs no download.
-            root = spec.root(plan)
-            with spec.prepared_data():
-                run = resume_run(plan, spec, spec.fresh_state(root), root)
-                return self._train(spec, run, signals, None if root is None else keys.seed_of(root))
+        signals = StopSignals(
+            checked_signals(self.signals),
+            max_time=checked_seconds(self.max_time, "max_time"),
+            grace=checked_seconds(self.grace_period, "grace_period"),
+        )
+        try:
+            with (
+                processes.translate_runtime_errors(),
+                signals,
+                locked_plan(self.checkpoints, options) as plan,
+            ):
+                # Before the data is prepared: a seed that the checkpoint does not record costs no download.
+                root = spec.root(plan)
+                with spec.prepared_data():
+                    run = resume_run(plan, spec, spec.fresh_state(root), root)
+                    result = self._train(spec, run, signals, None if root is None else keys.seed_of(root))
+        except LeftUnsavedError as error:
+            if signals.grace_over:
+                _log.error("%s", error)
+                signals.end(self.on_sigterm)
+            raise
+        # Not before the caller's handlers are back: a signal after the last poll ends the process too.
+        signals.end(self.on_sigterm)
+        return result
 
     def _train(self, spec: RunSpec, run: ResumedRun, signals: StopSignals, seed: int | None) -> FitResult:
-        """Trains up to `max_steps`, saving on the way and on every way out."""
-        display = make_progress(self.progress and processes.is_primary(), int(run.state.step), self.max_steps)
+        """Trains up to the last step, saving on the way and on every way out."""
+        max_steps = last_step(self.max_steps, self.max_epochs, run.source)
+        display = make_progress(self.progress and processes.is_primary(), int(run.state.step), max_steps)
         stopping = restoring(self.callbacks, self.checkpoints)
         session = TrainingSession(
             run,
             checkpoints=self.checkpoints,
             display=display,
             log_every_n_steps=self.log_every_n_steps,
-            max_steps=self.max_steps,
+            max_steps=max_steps,
             gradient_norm=self.gradient_norm,
             callbacks=adapt_callbacks(self.callbacks),
             best=None if stopping is None else BestState(stopping, self.checkpoints),
+            held=signals.held,
         )
         signals.describe_save = session.describe_save
-        if run.plan.continues and session.step < self.max_steps:
+        if run.plan.continues and session.step < max_steps:
             display.log(f"continuing from step {session.step}")
         try:
             try:
@@ -312,8 +349,6 @@ class Trainer:
                 with contextlib.suppress(Exception):
                     vars(error)["result"] = self._result(spec, session, signals, seed)
             raise
-        if signals.received == signal.SIGTERM and self.on_sigterm == "exit":
-            raise SystemExit(128 + signal.SIGTERM)
         return self._result(spec, session, signals, seed)
 
     def _compile_and_run(
@@ -322,6 +357,7 @@ class Trainer:
         """Compiles the loop, commits the run, and trains."""
         if session.is_over:
             run.commit(program=None)
+            session.catch_up()
             session.end_at_once()
             return
         if signals.received is not None:
@@ -329,8 +365,8 @@ class Trainer:
         session.phase("compiling")
         require_inside(run.source)
         refresh = spec.make_refresh(run.source, run.state)
-        check_source(run.source, session.step, self.max_steps, run.state.sampler_state)
-        prefetcher = open_source(run.source, session.step, self.max_steps, spec.placement)
+        check_source(run.source, session.step, session.max_steps, run.state.sampler_state)
+        prefetcher = open_source(run.source, session.step, session.max_steps, spec.placement)
         try:
             require_batches(prefetcher.source.names, spec.batch_keys)
             loop = TrainLoop(
@@ -344,9 +380,11 @@ class Trainer:
             )
             session.check_recorded(loop.names, loop.loss_names)
             run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
+            session.catch_up()
             self._run_chunks(loop, prefetcher, session, signals)
         finally:
-            prefetcher.close()
+            # Who leaves at once does not wait for a source that hangs.
+            prefetcher.close(wait=not isinstance(sys.exception(), LeftUnsavedError))
 
     def _run_chunks(
         self,
@@ -362,7 +400,7 @@ class Trainer:
             source, end = prefetcher.at(session.step)
             if session.wants_gradient_norm:
                 session.gradient_norm = loop.gradient_norm(state, source)
-            bounds = (self.max_steps, end, session.next_host_step())
+            bounds = (session.max_steps, end, session.next_host_step())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()
             # The first process decides: clocks differ, and all must call the program for the same steps.
@@ -375,8 +413,8 @@ class Trainer:
     def _result(
         self, spec: RunSpec, session: TrainingSession, signals: StopSignals, seed: int | None
     ) -> FitResult:
-        unfinished = session.step < self.max_steps
-        signalled = signals.received is not None
+        unfinished = session.step < session.max_steps
+        signalled = signals.received is not None or signals.timed_out
         state, metrics = session.outcome
         return FitResult(
             module=spec.module,

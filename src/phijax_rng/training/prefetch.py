@@ -11,7 +11,6 @@ the program, so that adaptive samplers work beside rows on disk.
 Every step gets the same batch for every stack size and every chunk length.
 """
 
-import concurrent.futures
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.background import Worker
 from phijax_rng._base.types import SamplerStates, Step, Tree
 from phijax_rng.devices import row_masks
 from phijax_rng.devices.placement import Placement
@@ -40,7 +40,7 @@ class InProgramSource:
         """The compiled source serves every step, so there is no other and no bound."""
         return None, None
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """There is nothing to release."""
 
 
@@ -68,10 +68,11 @@ class Prefetcher:
         self._sizes = jax.tree.map(
             lambda leaf: np.shape(leaf)[0] if np.ndim(leaf) else 0, _columns(first, self._names, start)
         )
-        # One thread: batches must be drawn in order, and a dataset may not be thread-safe.
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="phijax_rng-prefetch")
         self._start = start
         self.source = self._require_stack(self._stacked(start, first))
+        # One thread: batches must be drawn in order, and a dataset may not be thread-safe. Not before the
+        # first stack, which may raise.
+        self._thread = Worker("phijax_rng-prefetch")
         self._next = self._thread.submit(self._stacked, start + self._count)
 
     def at(self, step: int) -> tuple[Any, int]:
@@ -81,9 +82,9 @@ class Prefetcher:
             self._next = self._thread.submit(self._stacked, step + self._count)
         return self.source, min(self._start + self._count, self._stop)
 
-    def close(self) -> None:
-        """Ends the thread after the batch that it is drawing."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the thread after the batch that it is drawing; without `wait`, returns at once."""
+        self._thread.close(wait=wait)
 
     @staticmethod
     def _require_stack(stack: "StackedBatches | MixedBatches | None") -> "StackedBatches | MixedBatches":
