@@ -36,6 +36,18 @@ NAN = float("nan")
         ({"patience": 2, "min_delta": 0.5}, [3, 2.6, 2.5, 2.4], 3),
         ({"patience": 2, "mode": "max"}, [3, 4, 3, 4], 4),
         ({"patience": 2}, [NAN, NAN], 2),
+        ({"patience": None}, [3] * 50, None),
+        ({"target": 1}, [3, 2, 1.5, 1, 0], 4),
+        ({"target": 1}, [3, NAN, -1], 3),
+        ({"target": 0.9, "mode": "max"}, [0.1, 0.95, 0.5], 2),
+        # Reaching a target is no matter of how much better it is.
+        ({"target": 1, "min_delta": 5}, [3, 2, 1], 3),
+        ({"diverges_at": 10}, [3, 9.99, 10], 3),
+        ({"diverges_at": 10}, [3, NAN], 2),
+        ({"diverges_at": 10}, [3, float("inf")], 2),
+        ({"diverges_at": 0.1, "mode": "max"}, [0.5, 0.05], 2),
+        ({"diverges_at": 10, "target": 1}, [3, 9, 3, 1], 4),
+        ({"diverges_at": 10, "patience": 2}, [3, 3, 3], 3),
         ({"patience": 2}, [NAN, 1, NAN, 0.5, NAN, NAN], 6),
     ],
 )
@@ -67,6 +79,13 @@ def test_more_patience_lets_a_stopped_run_go_on(tmp_path):
     assert (more.iterations, int(more.state.step)) == (8, 20)
 
 
+def test_another_target_lets_a_stopped_run_go_on(tmp_path):
+    reached = EarlyStopping(target=1e6, every_n_steps=4)
+    assert fit(12, tmp_path, reached).iterations == 4
+    assert fit(12, tmp_path, reached, resume="auto").iterations == 0
+    assert fit(12, tmp_path, EarlyStopping(target=-1.0, every_n_steps=4), resume="auto").iterations == 8
+
+
 def test_nothing_is_carried_from_one_fit_of_a_trainer_to_the_next():
     trainer = Trainer(30, callbacks=(NEVER_BETTER,), progress=False)
     ends = [trainer.fit(HEAT.module, seed=0, **HEAT.arguments).iterations for _ in range(2)]
@@ -77,9 +96,12 @@ def test_a_stop_triggered_by_nan_logs_a_warning(caplog):
     assert looks(EarlyStopping("loss", patience=3), [1, NAN, 2, NAN]) == 4
     assert looks(EarlyStopping("loss", patience=2), [NAN, NAN]) == 2
     assert looks(EarlyStopping("loss", patience=2), [NAN, 1, 2, 2]) == 4  # control: no warning
+    assert looks(EarlyStopping("loss", diverges_at=5), [1, 7]) == 2
+    assert looks(EarlyStopping("loss", target=5), [7, NAN, 1]) == 3  # control: what was wanted
     assert caplog.messages == [
         "EarlyStopping stops the run at step 4: 'loss' was NaN in 2 of the last 3 calls",
         "EarlyStopping stops the run at step 2: 'loss' was NaN in 2 of the last 2 calls",
+        "EarlyStopping stops the run at step 2: 'loss' is 7, and diverges_at is 5",
     ]
 
 
@@ -148,6 +170,19 @@ def test_a_number_that_is_not_there_is_named():
             TypeError,
             "every_n_steps must be a whole number, got 1.5. Pass an int or a NumPy integer.",
         ),
+        (
+            {"target": NAN},
+            ValueError,
+            "target must be finite, got nan. Pick a finite number.",
+        ),
+        ({"diverges_at": "10"}, TypeError, "diverges_at must be a number, got '10'. Pass a float."),
+        (
+            {"target": 2.0, "diverges_at": 1.0},
+            ValueError,
+            "target must be better than diverges_at with mode='min', got 2.0 and 1.0. "
+            "Exchange them, or pass the other mode.",
+        ),
+        ({"restore_best": 1}, TypeError, "restore_best must be True or False, got 1. Pass a bool."),
         ({"metric": ""}, TypeError, "metric[0] must be a non-empty string, got ''. Name it."),
     ],
 )
