@@ -170,7 +170,7 @@ def require_arrays(model_state: object) -> None:
     if leaves and not any(map(is_array, leaves)):
         _adopted(model_state)
         raise TypeError(
-            f"the model state has no arrays, got {validation.formatted(model_state)}. "
+            f"the model state has no arrays, got {validation.described(model_state)}. "
             "Return the parameters from init, for example those of model.init(key, inputs)."
         )
 

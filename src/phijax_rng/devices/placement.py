@@ -107,7 +107,11 @@ class Placement:
                 f"shardings(state) must be a tree like the state, or a prefix of one: {error}. "
                 "Return jax.tree.map(rule, state)."
             ) from error
-        placed = jax.tree_util.tree_map_with_path(self._sharding, full, is_leaf=_is_sharding)
+        # By the structure of the state: a `None` in the state is no leaf, one in its place in `full` is.
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+        structure: Any = jax.tree.structure(state)
+        requested = structure.flatten_up_to(full)
+        placed = jax.tree.unflatten(structure, [*map(self._sharding, paths, requested)])
         _require_fit(placed, state)
         return placed
 

@@ -68,12 +68,12 @@ class Before:
             ValueError: a change in place is not returned, a constant or the structure changed, or every
                 floating leaf is replaced.
         """
-        self._require_same_structure(self.given, "changed the model state in place into one")
+        self._require_same_structure(self.given, in_place=True)
         changed = self._changed(self.given)
         if returned is None:
             self._require_none_lost(changed)
             return jax.tree.unflatten(self.structure, [None] * len(self.leaves))
-        self._require_same_structure(returned, "returned a model_state")
+        self._require_same_structure(returned)
         new = jax.tree.leaves(returned)
         self._require_none_lost([i for i in changed if unchanged(new[i], self.leaves[i])])
         replaced = self._changed(returned)
@@ -131,7 +131,7 @@ class Before:
                 "with no jit or checkpoint around `losses`."
             )
 
-    def _require_same_structure(self, tree: ModelState, what: str) -> None:
+    def _require_same_structure(self, tree: ModelState, *, in_place: bool = False) -> None:
         structure = jax.tree.structure(tree)
         # The text first: it ignores functions made anew. Only equality ignores the order of NNX's metadata.
         if str(structure) == str(self.structure) or structure == self.structure:
@@ -143,8 +143,13 @@ class Before:
             found = f"{_shown(missing)} is missing, {_shown(added)} is new"
         else:
             found = "its containers, or fields that are no leaves (a mode, a name), are others"
+        if in_place:
+            raise ValueError(
+                f"losses changed the structure of the model state in place: {found}. "
+                "Change a copy, and set modes such as that of model.eval() in init."
+            )
         raise ValueError(
-            f"losses {what} of another structure: {found}. "
+            f"losses returned a model_state of another structure: {found}. "
             "Return the whole model state, with updated variables."
         )
 
