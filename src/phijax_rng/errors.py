@@ -64,19 +64,34 @@ class _Updates(Protocol):
 
 
 class NonFiniteError(FloatingPointError):
-    """A loss, the updated model or the state of the balancer became NaN or infinite.
+    """A loss became NaN or infinite, or an update turned a finite number of the state into one that is not.
 
     Attributes:
         step: the global step of the update that is not finite; the update is not part of the state.
-        terms: names of the losses that were not finite; where every loss was finite, `("model_state",)` for
-            the updated model and `("balancer_state",)` for the update of the balancer.
-        chunk: the `Chunk` of the finite updates before it.
+        first_step: the first step of the row of non-finite updates that it ends: below `step` only where
+            `on_nonfinite="skip"` skipped the others.
+        terms: names of the losses that were not finite; where every loss was finite, the field that turned:
+            `("model_state",)`, `("optimizer_state",)` if that turned alone, or `("balancer_state",)`.
+        leaves: paths of all leaves in which a finite entry became non-finite, such as `model_state['w']` and
+            `optimizer_state[0].nu['w']`.
+        chunk: the `Chunk` of the updates before it.
     """
 
-    def __init__(self, message: str, *, step: int, terms: tuple[str, ...], chunk: _Updates):
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        terms: tuple[str, ...],
+        chunk: _Updates,
+        leaves: tuple[str, ...] = (),
+        first_step: int | None = None,
+    ):
         super().__init__(message)
         self.step = step
+        self.first_step = step if first_step is None else first_step
         self.terms = terms
+        self.leaves = leaves
         self.chunk: Any = chunk
 
     @property

@@ -29,10 +29,13 @@ class Chunk:
         step: `state.step` as an int.
         start: the step before the first of these updates.
         records: recorded name -> array of shape `(step - start,)`, one value per update.
-        nonfinite: bool array of shape `(step - start,)`: steps whose losses or updated model are
-            non-finite. With `on_nonfinite="raise"` the chunk ends before such a step.
+        nonfinite: bool array of shape `(step - start,)`: updates of which a loss is non-finite, or that
+            turned a finite entry of the model's or the optimizer's state into a non-finite one. With
+            `on_nonfinite="raise"` the chunk ends before such an update; with `"skip"` these are left out.
         unbalanced: bool array of the same shape: steps after which the balancer's state has a non-finite
             number. The update of the balancer is then discarded; with `"raise"` the chunk ends before it.
+        turned: paths of the leaves that the first non-finite update of the loop turned non-finite, such as
+            `optimizer_state[0].nu['w']`; empty in later chunks.
     """
 
     state: TrainState
@@ -41,6 +44,7 @@ class Chunk:
     records: Mapping[str, Values]
     nonfinite: Values
     unbalanced: Values
+    turned: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         # No values: a repr ends up in logs, and those of the state would be copied from a device.
@@ -57,7 +61,8 @@ def joined(chunks: list[Chunk]) -> Chunk:
     records = {name: np.concatenate([chunk.records[name] for chunk in chunks]) for name in first.records}
     nonfinite = np.concatenate([chunk.nonfinite for chunk in chunks])
     unbalanced = np.concatenate([chunk.unbalanced for chunk in chunks])
-    return Chunk(last.state, last.step, first.start, records, nonfinite, unbalanced)
+    turned = next((chunk.turned for chunk in chunks if chunk.turned), ())
+    return Chunk(last.state, last.step, first.start, records, nonfinite, unbalanced, turned)
 
 
 def part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
@@ -69,25 +74,61 @@ def part(chunk: Chunk, updates: slice, state: TrainState) -> Chunk:
 
 
 def terms_of(chunk: Chunk, index: int, loss_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the non-finite losses of an update; without any, of the state that is non-finite."""
+    """Names of the non-finite losses of an update; without any, of the field of the state that turned."""
     # The total alone is not named beside them: it is non-finite because they are.
     bad = tuple(name for name in loss_names if not np.isfinite(chunk.records[name][index]))
     losses = tuple(name for name in bad if name != TOTAL)
-    return losses or (("balancer_state",) if chunk.unbalanced[index] else bad or ("model_state",))
+    if losses or chunk.unbalanced[index]:
+        return losses or ("balancer_state",)
+    # Paths begin with the field; a model that turned comes first, and took the optimizer's state with it.
+    turned = chunk.turned[0] if chunk.turned else "model_state"
+    return bad or ("optimizer_state" if turned.startswith("optimizer_state") else "model_state",)
 
 
-def nonfinite_error(last: Chunk, loss_names: tuple[str, ...], chunk: Chunk) -> NonFiniteError:
-    """The error for the non-finite update `last`; `chunk` has the finite updates before it."""
-    # The values are shown although messages show no numbers of arrays: only NaN or an infinity gets here.
+def nonfinite_error(
+    last: Chunk, loss_names: tuple[str, ...], chunk: Chunk, in_a_row: int = 1
+) -> NonFiniteError:
+    """The error for the non-finite update `last`.
+
+    Args:
+        last: that update alone.
+        loss_names: which of its records are losses.
+        chunk: the updates before it, which are finite or were skipped.
+        in_a_row: how many non-finite updates it is the last of; more than 1 only if the others were skipped.
+    """
     terms = terms_of(last, 0, loss_names)
-    if terms == ("balancer_state",):
-        found = "every loss is finite but the new state of the balancer is not"
-    elif terms == ("model_state",):
-        found = "every loss is finite but the updated model_state is not"
+    if in_a_row == 1:
+        when, remedy = f"at step {chunk.step}", "on_nonfinite='skip'"
     else:
-        found = ", ".join(f"{name!r} is {float(last.records[name][0])}" for name in terms)
+        when = f"at every step from {last.start - in_a_row + 1} to {last.start}, {in_a_row} in a row"
+        remedy = "a larger max_skipped_in_a_row"
     message = (
-        f"training became non-finite at step {chunk.step}: {found}. The state before that update is kept; "
-        f"draw its batch again with source({chunk.step}), or pass on_nonfinite='skip'."
+        f"training became non-finite {when}: {_found(last, terms)}. The state before that update is kept; "
+        f"draw its batch again with source({last.start}), or pass {remedy}."
     )
-    return NonFiniteError(message, step=chunk.step, terms=terms, chunk=chunk)
+    return NonFiniteError(
+        message,
+        step=last.start,
+        first_step=last.start - in_a_row + 1,
+        terms=terms,
+        leaves=last.turned,
+        chunk=chunk,
+    )
+
+
+def _found(last: Chunk, terms: tuple[str, ...]) -> str:
+    """What is non-finite in an update, in words."""
+    if terms == ("balancer_state",):
+        return "every loss is finite but the new state of the balancer is not"
+    leaves = named_leaves(last.turned)
+    # The values are shown although messages show no numbers of arrays: only NaN or an infinity gets here.
+    losses = ", ".join(f"{name!r} is {float(last.records[name][0])}" for name in terms if name in last.records)
+    if not losses:
+        return f"every loss is finite but the update turns {leaves} non-finite"
+    return f"{losses}, and the update turns {leaves} non-finite" if last.turned else losses
+
+
+def named_leaves(paths: tuple[str, ...], most: int = 3) -> str:
+    """A few paths, and how many there are besides."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more

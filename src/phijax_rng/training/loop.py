@@ -8,10 +8,10 @@ them. Every run uses one program for every length, so chunk length cannot change
         .place(state)                       the state, as the program takes it
         .run(state, stop) -> Chunk          the state after `stop` updates, and every loss on the way
 
-The program tests every update for non-finite values and stops after the first. Selecting between the old and
+The program tests every update for non-finite values (`guard`) and stops after the first. Selecting between the old and
 the new state in every step would make a small step a fifth slower, since each selection waits for the test.
 Instead the input state of a call stays alive, and after a bad update the call is repeated up to the step
-before it. The same program on the same input returns the same bits.
+before it, and then for it alone. The same program on the same input returns the same bits.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from phijax_rng._base.types import Batches, KeyScalar, Mask, Tree
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance
+from phijax_rng.training import guard
 from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
 from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
@@ -67,6 +68,7 @@ class TrainLoop:
         *,
         refresh: Refresh | None = None,
         on_nonfinite: str = "raise",
+        max_skipped_in_a_row: int = 100,
         device: Any = None,
         placement: Placement | None = None,
         while_compiling: Callable[[], None] = lambda: None,
@@ -82,6 +84,9 @@ class TrainLoop:
                 program.
             on_nonfinite: `"raise"` stops before the first update that is not finite and raises;
                 `"skip"` leaves such an update out (step and runtime key advance); `"ignore"` continues.
+                An update is not finite if a loss is not, or if it turns a finite entry of the model's or the
+                optimizer's state into one that is not.
+            max_skipped_in_a_row: raises at the last of so many updates that `"skip"` would leave out.
             device: where to run; the default device for `None`.
             placement: several devices to run on, from `placement.resolve`; instead of `device`.
             while_compiling: called about twenty times a second until the program is compiled.
@@ -93,12 +98,13 @@ class TrainLoop:
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
         self._on_nonfinite = validation.one_of(on_nonfinite, "on_nonfinite", POLICIES)
+        self._max_skipped = validation.positive(max_skipped_in_a_row, "max_skipped_in_a_row")
+        self._has_logged = False  # the first non-finite update
         self._placed = placement or on_device(device)
         _require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.replicated
-        self._of_state = self._placed.of_state(state)
+        self._of_state, self._refresh = self._placed.of_state(state), refresh
         self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
-        self._refresh = refresh
         rebuild, self._leaves = self._arguments(source)
         constrain = functools.partial(self._placed.constrain, shardings=self._of_state)
         recorded = _Recorded(train_step)
@@ -108,14 +114,13 @@ class TrainLoop:
         # Jitted so that `eval_shape` and the loop body share one trace.
         update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
-        program = jax.jit(functools.partial(_program, update), **self._outputs())
+        program = jax.jit(functools.partial(_program, update, together), **self._outputs())
         from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
 
         lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
         self._left_out = jax.jit(functools.partial(_left_out, parts))
         self._gradient_norm = jax.jit(functools.partial(_gradient_norm, parts))
-        self.names = recorded.names
-        self.loss_names = recorded.loss_names
+        self.names, self.loss_names = recorded.names, recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = compiled(lowered, self.program, self._sharding, while_compiling)
 
@@ -123,19 +128,23 @@ class TrainLoop:
         """`state` on the loop's devices without weak types; arrays that are there already are not copied."""
         return self._placed.place(state)
 
-    def run(self, state: TrainState, stop: int, source: Any = None) -> Chunk:
+    def run(
+        self, state: TrainState, stop: int, source: Any = None, *, skipped_in_a_row: int = 0
+    ) -> Chunk:
         """Updates until `state.step` is `stop`, in calls of at most 4096; none if it is already.
 
         Two states are on the device while it runs. A non-finite update makes it run again up to that
-        update, unless `on_nonfinite="ignore"`.
+        update; with `on_nonfinite="ignore"` only the first one does, for the paths of its leaves.
 
         Args:
             state: from `place` or from a chunk. Its arrays stay alive.
             stop: the step to end at, not below the state's own.
             source: another source of the same structure and shapes, instead of the compiled one.
+            skipped_in_a_row: how many updates right before `state` were skipped.
 
         Raises:
-            NonFiniteError: with `on_nonfinite="raise"`, and the state before that update in it.
+            NonFiniteError: an update is not finite, with `on_nonfinite="raise"`; or it is the last of
+                `max_skipped_in_a_row` with `"skip"`. It has the state before that update.
             ValueError: the train step did not raise `step` by one.
         """
         leaves = self._leaves if source is None else self._arguments(source)[1]
@@ -145,17 +154,27 @@ class TrainLoop:
             none = np.zeros(0, np.bool_)
             return Chunk(state, start, start, {name: np.zeros(0) for name in self.names}, none, none)
         chunks: list[Chunk] = []
-        while not chunks or chunks[-1].step < stop:
-            reached = chunks[-1].step if chunks else start
-            chunk = self._call(state, leaves, min(stop, reached + CAPACITY))
-            if self._on_nonfinite != "ignore" and chunk.nonfinite.any():
-                last, chunk = self._before_last(state, leaves, chunk)
-                if self._on_nonfinite == "raise":
-                    raise nonfinite_error(last, self.loss_names, joined([*chunks, chunk]))
-                chunks.append(chunk)
-                chunk = dataclasses.replace(last, state=self._left_out(chunk.state, leaves))
+        reached, end = start, stop
+        while reached < stop:
+            chunk = self._call(state, leaves, min(end, reached + CAPACITY))
+            first, end = self._first_nonfinite(chunk), stop
+            if first is not None and chunk.step - reached > 1:
+                # Again up to that update; then that update alone, between the states before and after it.
+                end = reached + max(first, 1)
+                continue
+            skipped_in_a_row = 0 if first is None else skipped_in_a_row + 1
+            if first is not None:
+                ends = self._on_nonfinite == "raise" or (
+                    self._on_nonfinite == "skip" and skipped_in_a_row >= self._max_skipped
+                )
+                chunk = self._with_paths(chunk, state, needed=ends)
+                if ends:
+                    before = joined([*chunks, part(chunk, slice(0), state)])
+                    raise nonfinite_error(chunk, self.loss_names, before, skipped_in_a_row)
+                if self._on_nonfinite == "skip":
+                    chunk = dataclasses.replace(chunk, state=self._left_out(state, leaves))
             chunks.append(chunk)
-            state = chunk.state
+            state, reached = chunk.state, chunk.step
         return joined(chunks)
 
     def gradient_norm(self, state: TrainState, source: Any = None) -> float:
@@ -172,46 +191,42 @@ class TrainLoop:
         return float(self._gradient_norm(state, leaves))
 
     def _call(self, state: TrainState, leaves: Tree, stop: int) -> Chunk:
-        """One call of the program: up to `stop`, or up to and including a non-finite update."""
+        """One call of the program, see `_program`."""
         start = int(jax.device_get(state.step))
         # Placed explicitly: an implicit transfer of a Python int trips `jax.transfer_guard`.
         limit = self._placed.replicate(np.int32(stop))
-        following, buffers = self._executable(state, leaves, limit, self._halting)
+        following, reached, buffers = self._executable(state, leaves, limit, self._halting)
         # Wait here and not in `device_get`, which delays signal handlers until the whole chunk is done.
         jax.block_until_ready(following)
-        rows = np.arange(start, stop) % CAPACITY  # as the program indexes them, see `_program`
+        end = int(jax.device_get(reached))
+        rows = np.arange(start, end) % CAPACITY  # as the program indexes them, see `_program`
         *columns, finite = (buffer[rows] for buffer in jax.device_get(buffers))
-        balanced = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
-        halted = self._on_nonfinite != "ignore" and not finite.all()
-        end = start + int(np.argmin(finite)) + 1 if halted else stop
-        reached = int(jax.device_get(following.step))
-        if reached != end:
+        raised_to = int(jax.device_get(following.step))
+        if raised_to != end:
             raise ValueError(
                 f"train_step must raise state.step by one; after {end - start} updates from step "
-                f"{start} it is "
-                f"{reached}. Return state.replace(step=state.step + 1, ...)."
+                f"{start} it is {raised_to}. Return state.replace(step=state.step + 1, ...)."
             )
-        count = end - start
-        unbalanced = ~balanced[0][:count] if balanced else np.zeros(count, bool)
-        nonfinite = ~finite[:count]
-        if self._on_nonfinite == "raise" and unbalanced.any():
-            nonfinite = nonfinite | unbalanced
-            if np.argmax(unbalanced) < count - 1:
-                # The program continues after a balancer that is not finite, as the other policies need. The
-                # error must carry the state from before it.
-                return self._call(state, leaves, start + int(np.argmax(unbalanced)) + 1)
-        records = dict(zip(self.names, (column[:count] for column in columns), strict=False))
+        balanced = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
+        unbalanced = ~balanced[0] if balanced else np.zeros(end - start, bool)
+        # The program continues after a balancer that is not finite, as the other policies need.
+        nonfinite = ~finite | unbalanced if self._on_nonfinite == "raise" else ~finite
+        records = dict(zip(self.names, columns, strict=False))
         return Chunk(following, end, start, records, nonfinite, unbalanced)
 
-    def _before_last(self, state: TrainState, leaves: Tree, halted: Chunk) -> tuple[Chunk, Chunk]:
-        """The last update of `halted` as its own chunk, and the chunk of the updates before it, run again."""
-        while halted.step - halted.start > 1:
-            again = self._call(state, leaves, halted.step - 1)
-            if not again.nonfinite.any():
-                return part(halted, slice(-1, None), halted.state), again
-            # A device that rounds differently from call to call can reach a non-finite update earlier.
-            halted = again
-        return halted, part(halted, slice(0), state)
+    def _first_nonfinite(self, chunk: Chunk) -> int | None:
+        """The first update of a chunk that the policy must look at."""
+        if not chunk.nonfinite.any() or (self._on_nonfinite == "ignore" and self._has_logged):
+            return None
+        return int(np.argmax(chunk.nonfinite))
+
+    def _with_paths(self, chunk: Chunk, before: TrainState, *, needed: bool) -> Chunk:
+        """A chunk of one update with the paths of the leaves that it made non-finite."""
+        # Of the updates that a run goes on after the first is logged, and the others should stay fast.
+        if self._has_logged and not needed:
+            return chunk
+        self._has_logged = True
+        return dataclasses.replace(chunk, turned=guard.turned_leaves(before, chunk.state))
 
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
@@ -236,7 +251,8 @@ class TrainLoop:
 
     def _outputs(self) -> dict[str, Any]:
         """The shardings of the results; none are needed on one device."""
-        return {} if self._placed.mesh is None else {"out_shardings": (self._of_state, self._sharding)}
+        shardings = (self._of_state, self._sharding, self._sharding)
+        return {} if self._placed.mesh is None else {"out_shardings": shardings}
 
 
 def _require_step(train_step: TrainStep, pads: bool) -> None:
@@ -305,10 +321,20 @@ def _rebuilt(rebuilds: Sequence[Callable[[Any], Any]], leaves: Sequence[Any]) ->
 
 
 def _program(
-    update: Callable[..., Any], state: TrainState, leaves: Tree, stop: jax.Array, halting: jax.Array
-) -> tuple[TrainState, list[jax.Array]]:
-    """Updates from `state.step` up to `stop`, and the record of each."""
-    record = jax.eval_shape(update, state, leaves)[1]
+    update: Callable[..., Any],
+    together: int,
+    state: TrainState,
+    leaves: Tree,
+    stop: jax.Array,
+    halting: jax.Array,
+) -> tuple[TrainState, jax.Array, list[jax.Array]]:
+    """Updates from `state.step` up to `stop`, the step reached, and the record of each update.
+
+    It ends early after an update that changed which entries are non-finite, and if `halting` after one whose
+    record says that it was not finite.
+    """
+    pattern = guard.nonfinite_pattern(state, together)
+    record = jax.eval_shape(update, state, leaves, pattern)[1]
     # One buffer for each recorded number: stacking them into rows made a small step 1.8 times slower
     # on JAX 0.12 (CPU), which recomputed the losses for the row.
     buffers = [jnp.zeros((CAPACITY,), scalar.dtype) for scalar in record]
@@ -319,18 +345,18 @@ def _program(
 
     def body(carry: Any) -> Any:
         state, step, _, buffers = carry
-        state, record = update(state, leaves)
+        state, record, changed = update(state, leaves, pattern)
         row = step % CAPACITY
         buffers = [
             jax.lax.dynamic_update_index_in_dim(buffer, scalar, row, 0)
             for buffer, scalar in zip(buffers, record, strict=True)
         ]
-        return state, step + 1, halting & ~record[-1], buffers
+        return state, step + 1, changed | (halting & ~record[-1]), buffers
 
     # The loop has its own counter, since a train step that does not raise `step` would never end.
     start = (state, state.step, jnp.asarray(False), buffers)
-    state, _, _, buffers = jax.lax.while_loop(unfinished, body, start)
-    return state, buffers
+    state, reached, _, buffers = jax.lax.while_loop(unfinished, body, start)
+    return state, reached, buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,23 +378,28 @@ class _Parts:
     together: int
 
 
-def _update(parts: _Parts, state: TrainState, leaves: Tree) -> tuple[TrainState, list[jax.Array]]:
-    """One update and its record. The last entry is whether all was finite."""
+def _update(
+    parts: _Parts, state: TrainState, leaves: Tree, pattern: list[jax.Array]
+) -> tuple[TrainState, list[jax.Array], jax.Array]:
+    """One update, its record, and whether it changed which entries are non-finite.
+
+    The last entry of the record is whether the update is finite.
+    """
     source, state, balanced = _refreshed(parts, state, leaves)
     batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
     advanced, key = advance(state)
     updated, output = parts.train_step(advanced, batches, key, mask)
     losses = [jnp.asarray(value) for value in output.losses.values()]
-    model = [leaf for leaf in jax.tree.leaves(updated.model_state) if is_trainable(leaf)]
     diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    finite = _all_finite([*losses, *model], parts.together)
+    change = guard.change_of_pattern(updated, pattern, parts.together)
+    finite = guard.all_finite(losses) & ~jnp.isnan(change)
     new, old = updated.balancer_state, state.balancer_state
     # Compared by identity while tracing: a step that does not observe passes the same tracers on, and then
     # the test is not part of the program.
     if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
         kept = stays_finite(new, old)
         finite, balanced = finite & kept, [kept & entry for entry in balanced] or [kept]
-    return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite]
+    return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite], change != 0
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
@@ -399,24 +430,6 @@ def _refreshed(
         return source, refresh(state, given), []
     state, finite = refresh.checked(state, given)
     return source, state, [finite]
-
-
-def _all_finite(arrays: list[jax.Array], together: int) -> jax.Array:
-    """Whether every element is finite: `x * 0` is 0 only for finite x, and its sum is faster than `isfinite`.
-
-    Arrays of at most `together` elements are summed as one, since in a small step starting a kernel for each
-    costs more than its work.
-    """
-    small = [_zeros(array) for array in arrays if array.ndim and array.size <= together]
-    sums = [jnp.sum(jnp.concatenate(small))] if small else []
-    sums += [jnp.sum(_zeros(array)) for array in arrays if not array.ndim or array.size > together]
-    return sum(sums, jnp.float32(0)) == 0
-
-
-def _zeros(array: jax.Array) -> jax.Array:
-    """`x * 0` of every element, as one row of float32."""
-    zeros = jnp.ravel(array * 0)
-    return (jnp.abs(zeros) if jnp.iscomplexobj(zeros) else zeros).astype(jnp.float32)
 
 
 def _require_same_types(following: TrainState, state: TrainState) -> None:
