@@ -393,9 +393,9 @@ def test_nan_in_the_gradients_alone_is_a_fault_of_the_model_state():
     with pytest.raises(NonFiniteError) as caught:
         poisoned_run(20, gradient=7)
     assert str(caught.value) == (
-        "training became non-finite at step 7: every loss is finite but the updated model_state is not. "
-        "The state before that update is kept; draw its batch again with source(7), or pass "
-        "on_nonfinite='skip'."
+        "training became non-finite at step 7: every loss is finite but the update turns model_state['w'], "
+        "optimizer_state[0].mu['w'], optimizer_state[0].nu['w'] non-finite. The state before that update is "
+        "kept; draw its batch again with source(7), or pass on_nonfinite='skip'."
     )
     assert caught.value.terms == ("model_state",)
     assert_trees_bitwise_equal(caught.value.state, poisoned_run(7).state)

@@ -46,6 +46,7 @@ class FitResult:
         timing: at the same steps, what no run repeats: `seconds` of training so far, with compiling, saves
             and callbacks, and the `steps_per_second` since the row before, without compiling.
         iterations: updates of this call.
+        skipped_updates: how many updates `on_nonfinite="skip"` skipped, with those before a resume.
         stopped_early: whether a callback ended training before its last step.
         interrupted: whether a signal or `max_time` did, so that a resume continues.
         seed: the integer that repeats the run; `None` where the root is not a Threefry key, or unknown.
@@ -57,6 +58,7 @@ class FitResult:
     history: tuple[Mapping[str, float], ...]
     timing: tuple[Mapping[str, float], ...]
     iterations: int
+    skipped_updates: int
     stopped_early: bool
     interrupted: bool
     seed: int | None
@@ -70,6 +72,7 @@ class FitResult:
         # Without the numbers of arrays, of which a notebook would print pages.
         return (
             f"FitResult(step={int(self.state.step)}, iterations={self.iterations}, "
+            f"{f'skipped_updates={self.skipped_updates}, ' if self.skipped_updates else ''}"
             f"stopped_early={self.stopped_early}, interrupted={self.interrupted}, seed={self.seed}, "
             f"metrics={list(self.metrics)}, history={len(self.history)} rows, "
             f"model_state={_summary(self.state.model_state)})"

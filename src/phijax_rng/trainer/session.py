@@ -23,7 +23,7 @@ from phijax_rng.devices import processes
 from phijax_rng.errors import LeftUnsavedError, NonFiniteError, SaveError
 from phijax_rng.resume.plan import ResumedRun
 from phijax_rng.trainer.best import Best, BestState
-from phijax_rng.training.chunks import Chunk, terms_of
+from phijax_rng.training.chunks import Chunk, Values, named_leaves, terms_of
 
 _log = logging.getLogger("phijax_rng")
 
@@ -58,6 +58,8 @@ class TrainingSession:
         timing: wall time and speed at the steps of the history.
         gradient_norm: of the next update; set where `wants_gradient_norm`.
         max_steps: the step at which training ends.
+        skipped_updates: how many updates `on_nonfinite="skip"` has skipped, with those before a resume.
+        skipped_in_a_row: how many of them are the last updates.
         stop_requested: whether a callback stops the run, now or before it was resumed.
         callback_error: what a callback raised, or `None`.
     """
@@ -71,6 +73,7 @@ class TrainingSession:
         log_every_n_steps: int,
         max_steps: int,
         gradient_norm: bool = False,
+        skips_nonfinite: bool = False,
         callbacks: tuple[AdaptedCallback, ...] = (),
         best: BestState | None = None,
         held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
@@ -87,6 +90,8 @@ class TrainingSession:
         self._look_every = look_every(log_every_n_steps)
         self._rates = LearningRates(run.state, self._look_every)
         self._gradient_norm = gradient_norm
+        self._skips = skips_nonfinite
+        self.skipped_updates, self.skipped_in_a_row = run.memory.get("skipped", (0, 0))
         self.gradient_norm = 0.0
         self._newest: dict[str, float] = {}
         self._reported: dict[str, float] = {}
@@ -237,11 +242,21 @@ class TrainingSession:
             self._add_to_means(chunk, reached, step)
             seen = self._looked_at(chunk) if step == chunk.step else {}
             besides = {**self._means.take(), **seen}
+            if self._skips:
+                skipped = np.count_nonzero(chunk.nonfinite[: step - chunk.start])
+                besides["skipped_updates"] = float(self.skipped_updates + skipped)
             self._newest.update(besides)
             self.history.add(step, {**_at(chunk, step - chunk.start - 1), **besides})
             self.timing.add(step, self._watch.row(step, chunk.step, now))
             reached = step
         self._add_to_means(chunk, reached, chunk.step)
+        if self._skips:
+            self._count_skipped(chunk.nonfinite)
+
+    def _count_skipped(self, nonfinite: Values) -> None:
+        since_finite = nonfinite[::-1].argmin() if not nonfinite.all() else len(nonfinite)
+        self.skipped_in_a_row = int(since_finite) + (self.skipped_in_a_row if nonfinite.all() else 0)
+        self.skipped_updates += int(np.count_nonzero(nonfinite))
 
     def _looked_at(self, chunk: Chunk) -> dict[str, float]:
         """What a row has of the state at its step, or of the one before it."""
@@ -390,6 +405,7 @@ class TrainingSession:
             "metrics": metrics,
             # Not the same twice, so apart from what a resume repeats.
             "seconds": self._watch.seconds,
+            "skipped": [self.skipped_updates, self.skipped_in_a_row],
             "timing": self.timing.plain(),
         }
 
@@ -441,11 +457,13 @@ class TrainingSession:
         if chunk.nonfinite.any() and not self._warned_of_nonfinite and processes.is_primary():
             index = int(np.argmax(chunk.nonfinite))
             terms = terms_of(chunk, index, self._loss_names)
+            losses = [term for term in terms if term in chunk.records]
+            found = losses + ([named_leaves(chunk.turned)] if chunk.turned else [])
             _log.warning(
                 "training became non-finite at step %d (%s) and continues, as on_nonfinite says; "
                 "its batch is source(%d)",
                 chunk.start + index,
-                ", ".join(terms),
+                ", ".join(found or terms),
                 chunk.start + index,
             )
             self._warned_of_nonfinite = True

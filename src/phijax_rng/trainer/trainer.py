@@ -68,8 +68,11 @@ class Trainer:
         callbacks: called every so many steps; see `callbacks`.
         log_every_n_steps: how many updates between two entries of the history.
         progress: whether to show a bar (on a terminal) or lines (elsewhere) on standard error.
-        on_nonfinite: what to do when a loss or an updated leaf is not finite: `"raise"` keeps the last
-            finite state and raises `NonFiniteError`, `"skip"` skips the update, `"ignore"` continues.
+        on_nonfinite: what to do when a loss is not finite, or an update turns a finite entry of the model's
+            or the optimizer's state into one that is not: `"raise"` keeps the state before the update and
+            raises `NonFiniteError`, `"skip"` skips the update, `"ignore"` continues.
+        max_skipped_in_a_row: with `"skip"`, the last of so many non-finite updates in a row raises
+            `NonFiniteError`; those before a resume count.
         signals: those that mean "save and stop", by name or as `signal.Signals`.
         on_sigterm: after saving, `"exit"` leaves the process with status 143 (128 plus the number of any
             other signal), `"return"` returns the result with `interrupted=True`, as a SIGINT always does.
@@ -101,6 +104,7 @@ class Trainer:
     log_every_n_steps: int = 100
     progress: bool = True
     on_nonfinite: str = "raise"
+    max_skipped_in_a_row: int = 100
     signals: tuple[str | signal.Signals, ...] = ("SIGTERM", "SIGINT")
     on_sigterm: str = "exit"
     grace_period: float | datetime.timedelta | None = None
@@ -124,6 +128,7 @@ class Trainer:
         validation.flag(self.gradient_norm, "gradient_norm")
         validation.flag(self.progress, "progress")
         validation.one_of(self.on_nonfinite, "on_nonfinite", POLICIES)
+        validation.positive(self.max_skipped_in_a_row, "max_skipped_in_a_row")
         validation.one_of(self.on_sigterm, "on_sigterm", ("exit", "return"))
         assign(self, callbacks=tuple(one.callback for one in adapt_callbacks(self.callbacks)))
         Pace(self.chunk_size)
@@ -172,7 +177,8 @@ class Trainer:
             FileNotFoundError: there is no such checkpoint.
             RunExistsError: a fresh run in a directory that has a run.
             RunChangedError: the run would not draw what the saved run would have drawn.
-            NonFiniteError: a loss or an updated leaf is not finite, with `on_nonfinite="raise"`.
+            NonFiniteError: an update is not finite, with `on_nonfinite="raise"`, or too many are with
+                `"skip"`; the state before it is saved.
         """
         spec = self._spec(
             module, FromSeed(seed), datamodule=datamodule, optimizer=optimizer, balancer=balancer
@@ -327,6 +333,7 @@ class Trainer:
             log_every_n_steps=self.log_every_n_steps,
             max_steps=max_steps,
             gradient_norm=self.gradient_norm,
+            skips_nonfinite=self.on_nonfinite == "skip",
             callbacks=adapt_callbacks(self.callbacks),
             best=None if stopping is None else BestState(stopping, self.checkpoints),
             held=signals.held,
@@ -375,6 +382,7 @@ class Trainer:
                 prefetcher.source,
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
+                max_skipped_in_a_row=self.max_skipped_in_a_row,
                 placement=spec.placement,
                 while_compiling=lambda: session.while_compiling(signals.received is not None),
             )
@@ -405,7 +413,7 @@ class Trainer:
             began = time.perf_counter()
             # The first process decides: clocks differ, and all must call the program for the same steps.
             (stop,) = processes.broadcast(session.step + pace.next_count(bound - session.step))
-            chunk = loop.run(state, stop, source)
+            chunk = loop.run(state, stop, source, skipped_in_a_row=session.skipped_in_a_row)
             pace.measured(chunk.step - session.step, time.perf_counter() - began)
             state = chunk.state
             session.on_chunk(chunk)
@@ -423,6 +431,7 @@ class Trainer:
             history=tuple(session.history),
             timing=tuple(session.timing),
             iterations=session.iterations,
+            skipped_updates=session.skipped_updates,
             stopped_early=unfinished and not signalled,
             interrupted=unfinished and signalled,
             seed=seed,

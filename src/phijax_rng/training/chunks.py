@@ -122,7 +122,8 @@ def _found(last: Chunk, terms: tuple[str, ...]) -> str:
         return "every loss is finite but the new state of the balancer is not"
     leaves = named_leaves(last.turned)
     # The values are shown although messages show no numbers of arrays: only NaN or an infinity gets here.
-    losses = ", ".join(f"{name!r} is {float(last.records[name][0])}" for name in terms if name in last.records)
+    named = (name for name in terms if name in last.records)
+    losses = ", ".join(f"{name!r} is {float(last.records[name][0])}" for name in named)
     if not losses:
         return f"every loss is finite but the update turns {leaves} non-finite"
     return f"{losses}, and the update turns {leaves} non-finite" if last.turned else losses

@@ -1,8 +1,8 @@
-"""Finds updates that turn a finite number into one that is not: in a loss, the model or the optimizer's state.
+"""Finds updates that turn finite numbers non-finite: in a loss, the model or the optimizer's state.
 
-Constants that were never finite (a mask of -inf) and initial values of an optimizer (the infinite best value of
-a plateau schedule) are no event. A call of the compiled loop therefore starts with the pattern of the entries
-that are non-finite, and every update is compared with it. A call ends when the pattern changes, so that it is
+Constants that were never finite (a mask of -inf) and the initial values of an optimizer (the infinite best
+value of a plateau schedule) are no event. A call of the compiled loop therefore starts with the pattern of
+non-finite entries, and each update is compared with it. A call ends where the pattern changes: so it is
 always the pattern before the update, wherever a call began, and no update needs the state before it.
 """
 
@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from phijax_rng.state import TrainState, is_trainable
+from phijax_rng._base.model_leaves import is_trainable
+from phijax_rng.state import TrainState
 
 # The balancer's state has a rule of its own: see `balancing.adapter.stays_finite`. Samplers' states change
 # before an update, not by it.

@@ -8,8 +8,9 @@ them. Every run uses one program for every length, so chunk length cannot change
         .place(state)                       the state, as the program takes it
         .run(state, stop) -> Chunk          the state after `stop` updates, and every loss on the way
 
-The program tests every update for non-finite values (`guard`) and stops after the first. Selecting between the old and
-the new state in every step would make a small step a fifth slower, since each selection waits for the test.
+The program tests every update for non-finite values, see `guard`, and stops after the first. Selecting
+between the old and the new state in every step would make a small step a fifth slower, since each selection
+waits for the test.
 Instead the input state of a call stays alive, and after a bad update the call is repeated up to the step
 before it, and then for it alone. The same program on the same input returns the same bits.
 """
@@ -26,8 +27,7 @@ import numpy as np
 
 from phijax_rng import keys
 from phijax_rng._base import validation
-from phijax_rng._base.model_leaves import is_trainable
-from phijax_rng._base.types import Batches, KeyScalar, Mask, Tree
+from phijax_rng._base.types import Tree
 from phijax_rng.devices.placement import Placement, on_device
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState, advance
@@ -36,9 +36,9 @@ from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
 from phijax_rng.training.balancing.adapter import stays_finite
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
-from phijax_rng.training.module import StepOutput, require_mask, require_parameters, scalars
 from phijax_rng.training.prefetch import TracedSource, in_program
-from phijax_rng.training.step import LossTrainStep, TrainStep
+from phijax_rng.training.recorded_step import RecordedStep, require_step
+from phijax_rng.training.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
 """What to do when a loss or an updated leaf is not finite."""
@@ -101,20 +101,18 @@ class TrainLoop:
         self._max_skipped = validation.positive(max_skipped_in_a_row, "max_skipped_in_a_row")
         self._has_logged = False  # the first non-finite update
         self._placed = placement or on_device(device)
-        _require_step(train_step, self._placed.shares.pads)
+        require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.replicated
         self._of_state, self._refresh = self._placed.of_state(state), refresh
         self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
         rebuild, self._leaves = self._arguments(source)
         constrain = functools.partial(self._placed.constrain, shardings=self._of_state)
-        recorded = _Recorded(train_step)
+        recorded = RecordedStep(train_step)
         # Concatenating leaves that are split over devices would gather them on one.
         together = _SMALL if self._placed.mesh is None else 0
         parts = _Parts(recorded, rebuild, self._placed.shares.split, constrain, together)
-        # Jitted so that `eval_shape` and the loop body share one trace.
-        update = jax.jit(functools.partial(_update, parts))
         arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
-        program = jax.jit(functools.partial(_program, update, together), **self._outputs())
+        program = jax.jit(functools.partial(_program, parts), **self._outputs())
         from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
 
         lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
@@ -128,9 +126,7 @@ class TrainLoop:
         """`state` on the loop's devices without weak types; arrays that are there already are not copied."""
         return self._placed.place(state)
 
-    def run(
-        self, state: TrainState, stop: int, source: Any = None, *, skipped_in_a_row: int = 0
-    ) -> Chunk:
+    def run(self, state: TrainState, stop: int, source: Any = None, *, skipped_in_a_row: int = 0) -> Chunk:
         """Updates until `state.step` is `stop`, in calls of at most 4096; none if it is already.
 
         Two states are on the device while it runs. A non-finite update makes it run again up to that
@@ -255,57 +251,9 @@ class TrainLoop:
         return {} if self._placed.mesh is None else {"out_shardings": shardings}
 
 
-def _require_step(train_step: TrainStep, pads: bool) -> None:
-    arguments = ("state", "batches", "key")
-    if pads:
-        require_mask(train_step, "train_step takes")
-        require_parameters(train_step, "train_step", *arguments, offered=("mask",))
-    else:
-        validation.takes(train_step, "train_step", *arguments)
-
-
 def _abstract(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     dtype = leaf.dtype if keys.is_typed_key(leaf) else jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding)
-
-
-class _Recorded:
-    """A train step whose results are checked, with the recorded names of its last trace."""
-
-    def __init__(self, train_step: TrainStep):
-        self._train_step = train_step
-        self.names: tuple[str, ...] = ()
-        self.loss_names: tuple[str, ...] = ()
-
-    def __call__(
-        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None
-    ) -> tuple[TrainState, StepOutput]:
-        options = {} if mask is None else {"mask": mask}
-        following, output = self._train_step(state, batches, key, **options)
-        if not isinstance(output, StepOutput):
-            output = StepOutput(losses=output)
-        scalars(output.losses, "the losses of train_step")
-        if output.diagnostics:
-            scalars(output.diagnostics, "the diagnostics of train_step")
-        self.names = validation.names((*output.losses, *output.diagnostics), "the records of train_step")
-        if "step" in self.names:
-            raise ValueError(
-                f"the records of train_step must not be named 'step', got {validation.shown(self.names)}. "
-                "Rename it: rows of the history have a step already."
-            )
-        self.loss_names = tuple(output.losses)
-        _require_same_types(following, state)
-        return following, output
-
-    def gradient_norm(
-        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None
-    ) -> jax.Array:
-        """The norm of the gradient of the update with these arguments."""
-        if not isinstance(self._train_step, LossTrainStep):
-            raise TypeError(
-                f"train_step must be a LossTrainStep, got {validation.formatted(self._train_step)}."
-            )
-        return self._train_step.gradient_norm(state, batches, key, mask)
 
 
 def _split(part: object) -> tuple[Callable[[Any], Any], list[Any]]:
@@ -321,19 +269,16 @@ def _rebuilt(rebuilds: Sequence[Callable[[Any], Any]], leaves: Sequence[Any]) ->
 
 
 def _program(
-    update: Callable[..., Any],
-    together: int,
-    state: TrainState,
-    leaves: Tree,
-    stop: jax.Array,
-    halting: jax.Array,
+    parts: "_Parts", state: TrainState, leaves: Tree, stop: jax.Array, halting: jax.Array
 ) -> tuple[TrainState, jax.Array, list[jax.Array]]:
     """Updates from `state.step` up to `stop`, the step reached, and the record of each update.
 
     It ends early after an update that changed which entries are non-finite, and if `halting` after one whose
     record says that it was not finite.
     """
-    pattern = guard.nonfinite_pattern(state, together)
+    # Jitted so that `eval_shape` and the loop body share one trace.
+    update = jax.jit(functools.partial(_update, parts))
+    pattern = guard.nonfinite_pattern(state, parts.together)
     record = jax.eval_shape(update, state, leaves, pattern)[1]
     # One buffer for each recorded number: stacking them into rows made a small step 1.8 times slower
     # on JAX 0.12 (CPU), which recomputed the losses for the row.
@@ -371,7 +316,7 @@ class _Parts:
         together: the most elements of an array that is tested together with others.
     """
 
-    train_step: _Recorded
+    train_step: RecordedStep
     rebuild: Callable[[Any], Any]
     split: Callable[..., tuple[Any, Any]]
     constrain: Callable[[TrainState], TrainState]
@@ -430,34 +375,6 @@ def _refreshed(
         return source, refresh(state, given), []
     state, finite = refresh.checked(state, given)
     return source, state, [finite]
-
-
-def _require_same_types(following: TrainState, state: TrainState) -> None:
-    if not isinstance(following, TrainState):
-        raise TypeError(
-            f"train_step must return a TrainState first, got {following!r}. Use state.replace(...)."
-        )
-    before, after = (str(jax.tree.structure(tree)) for tree in (state, following))
-    if before != after:
-        raise ValueError(
-            "train_step changed the structure of the state\n"
-            f"  given:    {before}\n"
-            f"  returned: {after}\n"
-            "Return state.replace(...) with leaves of the same structure."
-        )
-    new_leaves = jax.tree.leaves(following)
-    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(state), new_leaves, strict=True):
-        if old.shape != jnp.shape(new) or old.dtype != _dtype(new):
-            raise ValueError(
-                f"train_step changed the type of state{jax.tree_util.keystr(path)}\n"
-                f"  given:    {old.dtype}{list(old.shape)}\n"
-                f"  returned: {_dtype(new)}{list(jnp.shape(new))}\n"
-                "Return every leaf with its shape and dtype."
-            )
-
-
-def _dtype(leaf: jax.Array) -> Any:
-    return leaf.dtype if keys.is_typed_key(leaf) else jnp.result_type(leaf)
 
 
 class Pace:
