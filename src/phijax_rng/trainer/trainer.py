@@ -48,8 +48,9 @@ from phijax_rng.training.balancing.weights import fraction
 from phijax_rng.training.loop import POLICIES, Pace, TrainLoop
 from phijax_rng.training.module import DataModule, LossModule
 from phijax_rng.training.prefetch import InProgramSource, Prefetcher, open_source
+from phijax_rng.training.slice_check import require_equal_slices
 from phijax_rng.training.source_checks import check_source
-from phijax_rng.training.step import TOTAL, Optimizer, TrainStep
+from phijax_rng.training.step import TOTAL, LossTrainStep, Optimizer, TrainStep
 
 _log = logging.getLogger("phijax_rng")
 
@@ -88,6 +89,9 @@ class Trainer:
             (`"pad"`): then the losses have a parameter named `mask`, which says which rows count.
         microbatches: into how many slices each batch is cut, one evaluated after the other, so that only
             the activations of one slice are in memory; see `LossTrainStep`. It changes no row.
+        check_microbatches: whether the losses of the first batch are evaluated as a whole too, without
+            gradients, and a difference beyond rounding is an error. `False` for losses of which each slice
+            counts for itself, or a batch that does not fit in memory.
         ema_decay: averages the model state over the updates, see `LossTrainStep`: the average is what
             `Evaluate` and `predict` take. In [0, 1); `None` keeps none.
         gradient_norm: whether rows of the history have `gradient_norm`, the 2-norm of the gradient of the
@@ -113,6 +117,7 @@ class Trainer:
     shardings: Callable[[TrainState], Any] | None = None
     uneven: str = "refuse"
     microbatches: int = 1
+    check_microbatches: bool = True
     ema_decay: float | None = None
     gradient_norm: bool = False
 
@@ -123,6 +128,7 @@ class Trainer:
         assign(self, signals=checked_signals(self.signals))
         validation.positive(self.log_every_n_steps, "log_every_n_steps")
         validation.positive(self.microbatches, "microbatches")
+        validation.flag(self.check_microbatches, "check_microbatches")
         if self.ema_decay is not None:
             fraction(self.ema_decay, "ema_decay")
         validation.flag(self.gradient_norm, "gradient_norm")
@@ -376,15 +382,22 @@ class Trainer:
         prefetcher = open_source(run.source, session.step, session.max_steps, spec.placement)
         try:
             require_batches(prefetcher.source.names, spec.batch_keys)
+            update, source = spec.make_update(), prefetcher.source
+
+            def while_compiling() -> None:
+                session.while_compiling(signals.received is not None)
+
+            if self.check_microbatches and isinstance(update, LossTrainStep) and update.microbatches > 1:
+                require_equal_slices(update, run.state, source, spec.placement, while_compiling)
             loop = TrainLoop(
-                spec.make_update(),
+                update,
                 run.state,
-                prefetcher.source,
+                source,
                 refresh=refresh,
                 on_nonfinite=self.on_nonfinite,
                 max_skipped_in_a_row=self.max_skipped_in_a_row,
                 placement=spec.placement,
-                while_compiling=lambda: session.while_compiling(signals.received is not None),
+                while_compiling=while_compiling,
             )
             session.check_recorded(loop.names, loop.loss_names)
             run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
