@@ -62,6 +62,14 @@ class CSVHistory:
         """
         processes.run_on_primary(functools.partial(_require_writable, self._file, is_new=not memory))
 
+    def check_fresh(self) -> None:
+        """Raises if the file is the history of another run.
+
+        Raises:
+            FileExistsError: it has rows.
+        """
+        processes.run_on_primary(functools.partial(_require_no_rows, self._file))
+
     def __call__(self, event: Event) -> None:
         """Writes the history."""
         if processes.is_primary():
@@ -99,6 +107,15 @@ def _require_history(path: Path) -> None:
             raise FileExistsError(
                 f"{path} is not a history, and writing one would delete its content. Name another file."
             )
+
+
+def _require_no_rows(path: Path) -> None:
+    """Raises if the file has the rows of a run."""
+    if path.is_file() and len(path.read_bytes().splitlines()) > 1:
+        raise FileExistsError(
+            f"{path} has the history of a run, and this call would start another one. "
+            "Name another path to keep both, resume that run from its checkpoints, or delete the file."
+        )
 
 
 def _beside(table: str, timing: History) -> str:

@@ -97,6 +97,9 @@ class Callback(Protocol):
         check(memory)     runs before anything is compiled and raises what        nothing is checked
                           would make the first call fail: a file that cannot
                           be written
+        check_fresh()     runs before a run that continues no other, and raises   nothing is checked
+                          if it would overwrite what another run wrote; not
+                          with resume="auto", which may restart a killed run
         finish(event)     runs once when the run ends, however it ends, and       nothing is called
                           closes what the callback holds open
         is_over(memory)   whether the callback had stopped the run that is        it had not
@@ -129,6 +132,7 @@ class AdaptedCallback:
         at_end: whether it is called when the run ends.
         follows: the name of the number it needs; `None` for none.
         check: raises what would make the first call fail.
+        check_fresh: raises what a run that is not resumed would overwrite.
         finish: releases what the callback holds open.
         is_over: whether a run with this memory had been stopped by the callback.
         may_report: whether a number of this name may be reported.
@@ -140,6 +144,7 @@ class AdaptedCallback:
     at_end: bool
     follows: str | None
     check: Callable[[Memory], object]
+    check_fresh: Callable[[], object]
     finish: Callable[[Event], object]
     is_over: Callable[[Memory], object]
     may_report: Callable[[str], object]
@@ -219,17 +224,23 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
             )
         return found
 
+    fresh = getattr(callback, "check_fresh", None)
     return AdaptedCallback(
         callback,
         every_n_steps=every_n_steps,
         at_end=at_end,
         check=function("check", "memory", _ignore),
+        check_fresh=_do_nothing if fresh is None else validation.function(fresh, f"{argument}.check_fresh"),
         finish=function("finish", "event", _ignore),
         is_over=function("is_over", "memory", _no),
         may_report=function("may_report", "name", _yes),
         name=text("name") or kind,
         follows=text("follows"),
     )
+
+
+def _do_nothing() -> None:
+    """The default of `check_fresh`."""
 
 
 def _ignore(argument: object) -> None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from phijax_rng._base import validation
+from phijax_rng.callbacks.memories import assigned, settings_of
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event, Memory
 from phijax_rng.devices import processes
 from phijax_rng.training.module import is_array
@@ -31,6 +32,9 @@ class CallbackRunner:
         callbacks: tuple[AdaptedCallback, ...],
         memories: Mapping[str, Memory],
         pending: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+        *,
+        is_fresh: bool = False,
     ):
         """Runs the check of each callback.
 
@@ -38,15 +42,20 @@ class CallbackRunner:
             callbacks: in the order they are called.
             memories: by name, from `memories()` of the run that is resumed; empty for a fresh one.
             pending: from `pending` of the run that is resumed.
+            settings: from `settings()` of the run that is resumed.
+            is_fresh: whether another run begins, and not one that may have been killed before its first save.
         """
         self._callbacks = callbacks
         self.interrupted_reports: tuple[str, ...] = ()
-        known = {c.name: copy.deepcopy(memories.get(c.name, {})) for c in callbacks}
+        found = assigned(callbacks, memories, settings or {})
+        known = {c.name: copy.deepcopy(found.get(c.name, {})) for c in callbacks}
         # Replaced as a whole: an interrupt leaves a callback either called, with its memory, or pending.
         self._progress: tuple[dict[str, Memory], tuple[str, ...] | None] = known, tuple(pending) or None
         for callback in callbacks:
             try:
                 callback.check(copy.deepcopy(self._memories[callback.name]))
+                if is_fresh:
+                    callback.check_fresh()
             except Exception as error:
                 error.add_note(f"raised by the callback {callback.name!r} before the first update")
                 raise
@@ -214,6 +223,10 @@ class CallbackRunner:
     def memories(self) -> dict[str, Memory]:
         """The memory of each callback by name, without empty ones, as JSON can store it."""
         return {name: copy.deepcopy(memory) for name, memory in self._memories.items() if memory}
+
+    def settings(self) -> dict[str, str]:
+        """The settings of each callback, for `memories.assigned`."""
+        return {callback.name: settings_of(callback) for callback in self._callbacks}
 
 
 def _require_meeting(what: str, every: int, reporters: list[AdaptedCallback], max_steps: int) -> None:

@@ -82,6 +82,7 @@ class ResumePlan:
         weights_only: whether only the model state is restored.
         is_own_run: whether the trainer's own run continues.
         on_change: `"error"` or `"warn"`.
+        may_be_restart: whether a fresh run may be one that was killed before its first save.
     """
 
     checkpoints: Checkpoints | None = None
@@ -89,6 +90,7 @@ class ResumePlan:
     weights_only: bool = False
     is_own_run: bool = False
     on_change: str = "error"
+    may_be_restart: bool = False
 
     @property
     def continues(self) -> bool:
@@ -194,10 +196,11 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
             f"{checkpoints.directory} has a run at step {newest}, and this call would start a fresh one. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
-    if other is not None:
-        step = _explicit(other, ckpt_step)
-        return ResumePlan(other, step, options.weights_only, on_change=options.on_change)
-    return ResumePlan(on_change=options.on_change)
+    fresh = ResumePlan(on_change=options.on_change, may_be_restart=resume == "auto")
+    if other is None:
+        return fresh
+    step = _explicit(other, ckpt_step)
+    return dataclasses.replace(fresh, checkpoints=other, step=step, weights_only=options.weights_only)
 
 
 def _require_seen_by_all(*newest: int | None) -> None:

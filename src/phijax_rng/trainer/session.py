@@ -108,7 +108,11 @@ class TrainingSession:
         self._loss_names: tuple[str, ...] = ()
         try:
             self._callbacks = CallbackRunner(
-                callbacks, run.memory.get("callbacks", {}), run.memory.get("pending", ())
+                callbacks,
+                run.memory.get("callbacks", {}),
+                run.memory.get("pending", ()),
+                run.memory.get("settings", {}),
+                is_fresh=not run.plan.is_own_run and not run.plan.may_be_restart,
             )
         except BaseException:
             # The check of a callback may raise; a bar that stays open would garble the traceback.
@@ -400,6 +404,7 @@ class TrainingSession:
         return {
             **pending,
             "callbacks": self._callbacks.memories(),
+            "settings": self._callbacks.settings(),
             "history": self.history.plain(),
             "interval": self._means.plain(),
             "metrics": metrics,
