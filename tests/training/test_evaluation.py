@@ -155,3 +155,21 @@ def test_evaluate_predict_and_the_result_follow_them(tmp_path):
     # Nothing of it moves the training.
     plain = Trainer(8, progress=False).fit(HEAT.module, **arguments)
     assert_trees_bitwise_equal(result.state, plain.state)
+
+
+def test_an_exponential_moving_average_is_followed(tmp_path):
+    def error(model_state):
+        return {"error": jnp.sum(model_state["output"]["kernel"] ** 2)}
+
+    saves = Checkpoints(tmp_path, asynchronous=False)
+    trainer = Trainer(6, callbacks=(Evaluate(error),), checkpoints=saves, progress=False, ema_decay=0.5)
+    result = trainer.fit(HEAT.module, seed=0, **HEAT.arguments)
+    average = result.state.optimizer_state.average
+    assert_trees_bitwise_equal(result.evaluation_params, average)
+    # Training goes its own way, as without an average.
+    assert_trees_bitwise_equal(result.state.model_state, HEAT.run(6).model_state)
+    assert result.metrics["evaluation/error"] == float(error(average)["error"])
+    x = np.linspace(0, 1, 10, dtype=np.float32).reshape(5, 2)
+    outputs = trainer.predict(result, x, batch_size=5)
+    np.testing.assert_array_equal(trainer.predict(tmp_path, x, module=HEAT.module, batch_size=5), outputs)
+    assert not np.allclose(outputs, HEAT.module.predict(result.state.model_state, x), rtol=1e-3)

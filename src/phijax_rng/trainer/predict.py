@@ -228,8 +228,8 @@ def _restored(checkpoints: Checkpoints, module: LossModule, step: int | str | No
     else:
         step = checkpoints.existing(step)
         state = checkpoints.restore(like, step, weights_only=True)
-    if not keeps_average(checkpoints.paths(step)):
-        return state.model_state
-    # The optimizer is not known here, so its averages are found by the paths of their arrays.
-    found = stored_averages(checkpoints.arrays(step), state.model_state)
-    return evaluation_params(state.replace(optimizer_state=found))
+    if keeps_average(checkpoints.paths(step)):
+        # The optimizer is not known here, so its averages are found by the paths of their arrays.
+        found = stored_averages(checkpoints.arrays(step), state.model_state)
+        state = state.replace(optimizer_state=found)
+    return evaluation_params(state)
