@@ -14,7 +14,7 @@ from phijax_rng import (
     keys,
 )
 from phijax_rng.checkpoints import document
-from phijax_rng.errors import DamagedCheckpointError
+from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError
 from phijax_rng.resume import contract, run_contract
 
 STREAMS = keys.split_root(7)
@@ -358,10 +358,10 @@ def test_what_is_no_record_is_damage(data):
 def test_a_contract_of_another_schema_says_which_version_reads_it():
     data = document.dumps(build() | {"schema": 99})
     message = (
-        "the contract of step 3 in /run has schema 99, and this version reads 1. "
-        "Use the version of phijax_rng that wrote it."
+        "step 3 in /run was written by a newer version of phijax_rng, with schema 99; this version reads 1. "
+        "Update phijax_rng, or name an older step."
     )
-    with pytest.raises(DamagedCheckpointError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(CheckpointMismatchError, match=f"^{re.escape(message)}$"):
         document.loads(data, "step 3 in /run")
 
 

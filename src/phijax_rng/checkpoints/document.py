@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,163 @@ from orbax.checkpoint import future as ocp_future
 from phijax_rng.checkpoints import stored_leaves
 from phijax_rng.checkpoints.stored_leaves import Arrays, Parts
 from phijax_rng.devices import processes
-from phijax_rng.errors import DamagedCheckpointError
+from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError
 
 DOCUMENT = "document"
 DOCUMENT_FILE = "document.json"
 
+HANDLER = "phijax_rng.checkpoints._DocumentHandler"
+"""The name that Orbax stores with every step; the class had it in version 0.1.0."""
+
 SCHEMA = 1
-"""Raised by one when a reader of older contracts would misread a new one."""
+"""Raised by one when a reader of older documents would misread a new one."""
+
+
+class Row(tuple[Any, ...]):
+    """The shapes of the entries of a list of fixed length."""
+
+
+_NUMBER = (int, float)
+_LEAVES, _ANY = [Row((str, str, [int]))], object
+_SHAPE = {
+    "schema": int,
+    "leaves": {"model_state": _LEAVES, "rest": _LEAVES},
+    "digests": {"model_state": str, "rest": str},
+    "contract": {
+        "keys?": {"root?": (str, None), ...: _ANY},
+        "run?": {
+            "id?": str,
+            "parent_step?": (int, None),
+            "origin?": ({...: _ANY}, None),
+            "changes?": [{...: _ANY}],
+        },
+        ...: _ANY,
+    },
+    "memory": {
+        "metrics?": {...: _NUMBER},
+        "end?": {"metrics?": {...: _NUMBER}, ...: _ANY},
+        "keep_best?": {"metric": str, "count": int, "mode": str, "every_n_steps": int},
+        "history?": {"names?": [str], "rows?": [[(*_NUMBER, None)]]},
+        ...: _ANY,
+    },
+    # Since version 0.2.0.
+    "step?": int,
+    "parent?": ({"step": int, "sha256": (str, None)}, None),
+    "sha256": str,
+    ...: _ANY,
+}
+"""What a document is: types, `None`, alternatives in a tuple, `[each]`, and `{name: shape}`, where a name
+that ends with `?` may be missing and `...` stands for every other name."""
+
+
+def mistake(value: object, shape: Any, path: str = "") -> str | None:
+    """What is wrong with plain data that should have this shape: a sentence, or `None`."""
+    if isinstance(shape, Row):
+        return _mistake_in_row(value, shape, path)
+    if isinstance(shape, tuple):
+        found = [mistake(value, one, path) for one in shape]
+        return None if None in found else found[0]
+    if isinstance(shape, list) and isinstance(value, list):
+        return _first(mistake(entry, shape[0], f"{path}[{i}]") for i, entry in enumerate(value))
+    if isinstance(shape, dict) and isinstance(value, Mapping):
+        return _mistake_in_names(value, shape, path)
+    kind = shape if isinstance(shape, type) else type(shape)
+    if isinstance(value, kind) and (kind is _ANY or not isinstance(value, bool)):
+        return None
+    return f"{path or 'it'} is {_kind(value)}, not {_KINDS[kind]}"
+
+
+def _mistake_in_row(value: object, shape: Row, path: str) -> str | None:
+    if not isinstance(value, list) or len(value) != len(shape):
+        return f"{path} is not a list of {len(shape)} entries"
+    return _first(mistake(entry, shape[i], f"{path}[{i}]") for i, entry in enumerate(value))
+
+
+def _mistake_in_names(value: Mapping[str, Any], shape: dict[Any, Any], path: str) -> str | None:
+    known = {name.removesuffix("?"): name for name in shape if name is not ...}
+    for name, spelled in known.items():
+        if name not in value and name == spelled:
+            return f"{_below(path, name)} is missing"
+    if ... not in shape:
+        unknown = next((name for name in value if name not in known), None)
+        if unknown is not None:
+            return f"{_below(path, unknown)} is not known"
+    return _first(
+        mistake(entry, shape[known[name]] if name in known else shape[...], _below(path, name))
+        for name, entry in value.items()
+    )
+
+
+_KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    bool: "a truth value",
+    type(None): "null",
+}
+
+
+def _kind(value: object) -> str:
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _first(mistakes: Iterator[str | None]) -> str | None:
+    return next((one for one in mistakes if one is not None), None)
+
+
+def require_shape(document: Mapping[str, Any], where: str) -> None:
+    """Checks everything that a restore relies on, so that nothing behind it meets another type.
+
+    Raises:
+        DamagedCheckpointError: a part is missing, or of another type or length; the message names it.
+    """
+    wrong = mistake(document, _SHAPE) or _wrong_counts(document)
+    if wrong is not None:
+        raise DamagedCheckpointError(
+            f"the {DOCUMENT} of {where} was edited, or not written by phijax_rng: {wrong}. "
+            "Restore another step."
+        )
+
+
+def _wrong_counts(document: Mapping[str, Any]) -> str | None:
+    """What `_SHAPE` cannot say: numbers that must not be negative, and lists that belong together."""
+    for part, leaves in document["leaves"].items():
+        for index, (_, _, shape) in enumerate(leaves):
+            if any(size < 0 for size in shape):
+                return f"leaves.{part}[{index}][2] has a negative size"
+        if len({path for path, *_ in leaves}) < len(leaves):
+            return f"leaves.{part} names one path twice"
+    history = document["memory"].get("history", {})
+    widths = {len(row) for row in history.get("rows", [])} - {1 + len(history.get("names", []))}
+    if widths:
+        return f"memory.history.rows has a row of {min(widths)} entries"
+    if not all(isinstance(row[0], int) for row in history.get("rows", [])):
+        return "memory.history.rows has a row without a step"
+    return None
+
+
+def require_contract(contract: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
+    """Checks at the save what `require_shape` checks at the restore.
+
+    Raises:
+        TypeError: a part that restores rely on has another type.
+    """
+    metrics = {"metrics": memory["metrics"]} if "metrics" in memory else {}
+    wrong = mistake(contract, _SHAPE["contract"], "contract") or mistake(metrics, _SHAPE["memory"], "memory")
+    if wrong is not None:
+        raise TypeError(f"{wrong}. Leave it out, or store it under another name.")
+
+
+def run_of(document: Mapping[str, Any]) -> str | None:
+    """The id of the run that a step was saved in; `None` for a state that was saved without a contract."""
+    known: str | None = document["contract"].get("run", {}).get("id")
+    return known
 
 
 def dumps(contract: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,25 +193,33 @@ def loads(data: object, where: str) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpointError: it is not such data, or its digest is wrong.
+        CheckpointMismatchError: a newer version wrote it.
     """
     if not isinstance(data, Mapping) or set(data) != {"contract", "sha256"}:
         raise DamagedCheckpointError(
             f"the contract of {where} was not written by phijax_rng. Restore another step."
         )
-    if _digest(data["contract"]) != data["sha256"]:
+    contract = data["contract"]
+    if _digest(contract) != data["sha256"]:
         raise DamagedCheckpointError(
             f"the contract of {where} does not match its SHA-256: it was damaged or edited. "
             "Restore another step."
         )
-    contract = dict(data["contract"])
+    if not isinstance(contract, Mapping):
+        raise DamagedCheckpointError(f"the contract of {where} is not an object. Restore another step.")
     # Behind the digest: only an undamaged document says reliably which version wrote it.
-    if contract.get("schema") != SCHEMA:
-        raise DamagedCheckpointError(
-            f"the contract of {where} has schema {contract.get('schema')!r}, and this version "
-            f"reads {SCHEMA}. "
-            "Use the version of phijax_rng that wrote it."
+    schema = contract.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise CheckpointMismatchError(
+            f"{where} was written by a newer version of phijax_rng, with schema {schema}; this version reads "
+            f"{SCHEMA}. Update phijax_rng, or name an older step."
         )
-    return contract
+    if schema != SCHEMA:
+        raise DamagedCheckpointError(
+            f"the contract of {where} has schema {schema!r}, and this version reads {SCHEMA}. "
+            "Restore another step."
+        )
+    return dict(contract)
 
 
 def _digest(contract: object) -> str:
@@ -75,8 +233,8 @@ class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 
     @classmethod
     def typestr(cls) -> str:
-        """The name that Orbax stores with every step; the class had it in version 0.1.0."""
-        return "phijax_rng.checkpoints._DocumentHandler"
+        """The name that Orbax stores with every step."""
+        return HANDLER
 
     async def async_save(self, directory: Path, args: "SaveDocument") -> list[ocp_future.Future]:
         """Starts the work; Orbax waits for it before it makes the step visible."""
@@ -96,6 +254,7 @@ class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         # Every process calls this; two writers of one file on a shared disk could tear it.
         if args.is_writer:
             (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
+        args.release()
 
     def restore(self, directory: Path, args: object = None) -> object:
         """Reads the document; Orbax calls it for whoever restores the item through its own manager."""
@@ -110,40 +269,51 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     Attributes:
         parts: the leaves of the state.
         arrays: the stored arrays of each part, by number.
+        stored: the same, as the state has them.
+        step: the number of the step.
+        parent: number and SHA-256 of the document that this step continues, or `None`.
         contract: plain data.
         memory: plain data.
+        sha256: the seal, once the document is written.
         returned: set when the call that started the save has returned.
         is_writer: whether this process writes the document.
     """
 
     parts: Parts
     arrays: Mapping[str, Arrays]
+    step: int
+    parent: dict[str, Any] | None
     contract: dict[str, Any]
     memory: dict[str, Any]
+    sha256: str | None = None
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
     is_writer: bool = True
+    stored: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stored = self.arrays
         # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
         # the state instead of writing into it.
         self.arrays = {
-            part: {name: np.asarray(array) for name, array in readable_arrays(stored).items()}
+            part: {name: np.asarray(array) for name, array in stored_leaves.readable(stored).items()}
             for part, stored in self.arrays.items()
         }
         self.is_writer = processes.is_primary()
 
     def document(self) -> dict[str, Any]:
         """The document, sealed with its SHA-256."""
-        saved = {"schema": SCHEMA, **stored_leaves.described(self.parts, self.arrays)}
-        return dumps({**saved, "contract": self.contract, "memory": self.memory})
+        described = stored_leaves.described(self.parts, self.arrays)
+        bound = {"schema": SCHEMA, "step": self.step, "parent": self.parent, **described}
+        document = dumps({**bound, "contract": self.contract, "memory": self.memory})
+        self.sha256 = document["sha256"]
+        return document
+
+    def release(self) -> None:
+        """Lets go of the arrays: the seal is needed until the next save, and they are large."""
+        self.parts, self.arrays = {}, {}
 
 
 @ocp.args.register_with_handler(DocumentHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """Orbax registers a handler only with arguments for both directions."""
-
-
-def readable_arrays(arrays: Arrays) -> dict[str, Any]:
-    """Arrays that this process can read; with several processes, each of them must call this."""
-    return {name: processes.gather(array) for name, array in arrays.items()}

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -19,7 +20,7 @@ import filelock
 from phijax_rng.errors import DirectoryInUseError
 
 # A link in a shared directory could point at any file of this user, and the note would overwrite it.
-_FLAGS = os.O_RDWR | os.O_CREAT | (0 if sys.platform == "win32" else os.O_NOFOLLOW)
+_FLAGS = os.O_RDWR | os.O_CREAT | (0 if sys.platform == "win32" else os.O_NOFOLLOW | os.O_NONBLOCK)
 
 # What file systems without flock answer; NFS without a lock daemon says ENOLCK.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -45,7 +46,7 @@ class DirectoryLock:
         if self._file is not None or self._marker is not None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, _FLAGS, 0o666)
+        file = self._open()
         try:
             free = filelock.lock_descriptor(file, blocking=False)
             if not free:
@@ -66,6 +67,29 @@ class DirectoryLock:
             # The line break takes the first byte, which is locked, and which Windows lets nobody else read.
             os.write(file, f"\nprocess {os.getpid()} on {socket.gethostname()}\n".encode())
 
+    def _open(self) -> int:
+        """The open lock file, which may be created.
+
+        Raises:
+            OSError: there is something else of its name, which the note would overwrite.
+        """
+        try:
+            file = os.open(self._path, _FLAGS, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._is_no_lock(error.errno) from error
+            raise
+        status = os.fstat(file)
+        # A second name of the file is as good as a link to it.
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1 and not self._path.is_symlink():
+            return file
+        os.close(file)
+        raise self._is_no_lock(errno.ELOOP)
+
+    def _is_no_lock(self, code: int) -> OSError:
+        reason = "the lock file is a link or no file, so nothing is written to it. Delete it"
+        return OSError(code, reason, str(self._path))
+
     def _acquire_marker(self) -> None:
         path = self._path.with_suffix(".owner")
         marker = filelock.SoftFileLock(path, timeout=0, thread_local=False)
@@ -77,6 +101,7 @@ class DirectoryLock:
                 f"process {marker.pid}, as {path} says (delete it if that has ended)"
             ) from None
         self._marker = marker
+        _HOLDERS.add(self)
 
     def _in_use(self, owner: str) -> DirectoryInUseError:
         return DirectoryInUseError(
@@ -107,6 +132,7 @@ def _close_in_child() -> None:
     # A forked child shares the lock with its parent: as long as it lived, a dead parent would keep the lock.
     for lock in list(_HOLDERS):
         lock._close()
+        lock._marker = None  # filelock knows that it is the parent's
 
 
 if sys.platform != "win32":

@@ -6,7 +6,8 @@
 
 A restore creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
 the digests. A save counts when it is on disk: `save`, `wait` and `close` first wait for an asynchronous
-one, raise what failed in the background, and then delete the steps that are not kept.
+one, raise what failed in the background, and then delete the steps that are not kept. That a step cannot be
+deleted is logged, and costs no training.
 
 >>> import tempfile, jax, optax
 >>> from phijax_rng import keys, initialize_train_state
@@ -21,31 +22,26 @@ one, raise what failed in the background, and then delete the steps that are not
 
 import contextlib
 import dataclasses
+import functools
 import os
-import time
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
 
 from phijax_rng._base import validation
-from phijax_rng.checkpoints import stored_leaves
-from phijax_rng.checkpoints.directory import RunDirectory
-from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument, readable_arrays
-from phijax_rng.checkpoints.keep_best import KeepBest, dropped
+from phijax_rng.checkpoints import foreign, stored_leaves
+from phijax_rng.checkpoints.directory import Restoration, RunDirectory
+from phijax_rng.checkpoints.document import SaveDocument, require_contract
+from phijax_rng.checkpoints.keep_best import KeepBest, Retention
 from phijax_rng.checkpoints.lock import DirectoryLock
-from phijax_rng.checkpoints.stored_leaves import MODEL, Parts
+from phijax_rng.checkpoints.schedule import Schedule
+from phijax_rng.checkpoints.writer import StepWriter
 from phijax_rng.devices import processes
-from phijax_rng.errors import DamagedCheckpointError, LeftUnsavedError, SaveError
+from phijax_rng.errors import DamagedCheckpointError, DirectoryInUseError, LeftUnsavedError
 from phijax_rng.state import TrainState
-
-_STATE = "state"
-
-# Running out of memory says nothing about the files, and another step would not fit either.
-_NOT_DAMAGE = (MemoryError, jax.errors.JaxRuntimeError)
 
 
 class Checkpoints:
@@ -77,36 +73,69 @@ class Checkpoints:
         where = validation.path(directory, "directory", fix="Pass the directory of the run.")
         # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
-        self.every_n_steps = (
-            None if every_n_steps is None else validation.positive(every_n_steps, "every_n_steps")
-        )
-        self.every_minutes = _minutes_or_none(every_minutes)
+        self._schedule = Schedule(every_n_steps, every_minutes)
+        self.every_n_steps, self.every_minutes = self._schedule.every_n_steps, self._schedule.every_minutes
         self.max_to_keep = None if max_to_keep is None else validation.positive(max_to_keep, "max_to_keep")
         self._best = KeepBest.checked(keep_best, self.every_n_steps)
         self.keep_best = keep_best
         self.asynchronous = validation.flag(asynchronous, "asynchronous")
         self._run = RunDirectory(self.directory)
-        self._values: dict[int, float] = {}
-        self._manager: ocp.CheckpointManager | None = None
+        self._retention = Retention(self._run, self.max_to_keep, self._best)
+        self._writer = StepWriter(self._run, asynchronous=self.asynchronous)
         self._lock = DirectoryLock(self.directory)
-        self._is_locked = False
-        self._in_flight: int | None = None
-        self._last_save = time.monotonic()
+        self._locked_by: int | None = None
+        self._depth = 0
+        self._in_fit = threading.Lock()
+        # The last step that this object saved or restored, and the seals of documents it knows.
+        self._last: int | None = None
+        self._seals: dict[int, str] = {}
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.directory)!r}, steps={list(self.steps)})"
 
     def __enter__(self) -> "Checkpoints":
+        self._depth += 1
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._depth -= 1
+        outermost = self._depth == 0
         if error is not None and (processes.is_multiprocess() or issubclass(error, LeftUnsavedError)):
             # Closing waits for every process, and an error here need not be one in the others; who leaves at
             # once waits for nothing.
-            self._manager, self._in_flight = None, None
-            self._release()
-        else:
+            self._writer.abandon()
+            if outermost:
+                self._release()
+        elif outermost:
             self.close()
+        else:
+            self.wait()
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """A `with` block for one fit, which has the directory locked; a lock that the caller holds stays.
+
+        Raises:
+            DirectoryInUseError: another job writes to this directory, or another fit uses this object.
+        """
+        if not self._in_fit.acquire(blocking=False):
+            raise DirectoryInUseError(
+                f"another fit of this process uses this Checkpoints of {self.directory}. "
+                "Wait for it to end, or give each fit a directory of its own."
+            )
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._is_locked:
+                    self._depth += 1
+                    stack.callback(self._leave)
+                self.lock()
+                stack.enter_context(self)
+                yield
+        finally:
+            self._in_fit.release()
+
+    def _leave(self) -> None:
+        self._depth -= 1
 
     # What is on disk
 
@@ -127,33 +156,34 @@ class Checkpoints:
         By `keep_best` of this object; where it has none, by that of the newest save with one. The step at
         which a run ended competes as long as it is the newest.
         """
-        best = self._best or self._run.keep_best()
-        if best is None:
-            return None
-        values = self._run.values(best.metric, self._values if best is self._best else {})
-        return next(iter(best.best(values, self._run.end(best.metric))), None)
+        return self._retention.best_step()
 
-    def existing(self, step: int | str | None = None) -> int:
+    def existing(self, step: int | str | None = None, *, weights_only: bool = False) -> int:
         """This step if it is on disk, the latest for `None`, and `best_step` for `"best"`.
+
+        With `weights_only`, steps that PhiJAX saved count too.
 
         Raises:
             FileNotFoundError: there is no such step; the message lists the steps.
             ValueError: no step is the best: none was saved with `keep_best`, or none has its number.
         """
-        if not isinstance(step, str):
-            return self._run.existing(step)
+        if isinstance(step, str):
+            return self._existing_best(step)
+        theirs = self._phijax_steps() if weights_only else {}
+        if theirs and (step is None or step in theirs):
+            return max(theirs) if step is None else step
+        return self._run.existing(step)
+
+    def _existing_best(self, step: str) -> int:
         validation.one_of(step, "step", ("best",))
-        newest, best = self._run.existing(), self.best_step
-        if best is not None:
-            return best
-        rule = self._best or self._run.keep_best()
-        raise ValueError(
-            f"no step in {self.directory} is the best: none was saved with keep_best. Pass a number, for "
-            f"example {newest}, or Checkpoints(..., keep_best=(metric, k)) with a number that was recorded."
-            if rule is None
-            else f"no step in {self.directory} is the best: keep_best compares {rule.metric!r}, and steps "
-            f"{', '.join(map(str, self.steps))} have no finite number of this name. Pass one of these steps."
-        )
+        self._run.existing()
+        return self._retention.existing_best()
+
+    def _document(self, step: int | str | None) -> dict[str, Any]:
+        return self._run.at(self.existing(step) if isinstance(step, str) else step, self._run.document)
+
+    def _phijax_steps(self) -> dict[int, Path]:
+        return {} if self.directory.is_file() or self.steps else foreign.phijax_steps(self.directory)
 
     def contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract saved with a step (the latest for `None`), as plain data.
@@ -162,7 +192,7 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: the contract is unreadable or does not match its digest.
         """
-        return dict(self._run.document(self.existing(step))["contract"])
+        return dict(self._document(step)["contract"])
 
     def memory(self, step: int | str | None = None) -> dict[str, Any]:
         """The history and the memory of callbacks at a step (the latest for `None`), as plain data.
@@ -171,7 +201,7 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: it is unreadable or does not match its digest.
         """
-        return dict(self._run.document(self.existing(step)).get("memory", {}))
+        return dict(self._document(step)["memory"])
 
     def readable_contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract of a step; for `None` of the newest step with a readable one, or an empty dict."""
@@ -205,33 +235,52 @@ class Checkpoints:
                 f"state must be a TrainState, got {validation.described(state)}. Use initialize_train_state."
             )
         step = int(state.step)
+        contract, memory = dict(contract or {}), dict(memory or {})
+        if self._best is not None:
+            # So that whoever opens the directory later knows the best step without these options.
+            memory["keep_best"] = dataclasses.asdict(self._best)
+        require_contract(contract, memory)
         self.wait()
-        # Others may see a shared disk later; all must save, or all raise.
-        (saved,) = processes.broadcast(step in self.steps)
-        if saved:
+        if self.is_saved(step):
             raise FileExistsError(
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
             )
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        remembered = dict(memory or {})
-        if self._best is not None:
-            # So that whoever opens the directory later knows the best step without these options.
-            remembered["keep_best"] = dataclasses.asdict(self._best)
-        document = SaveDocument(parts, arrays, dict(contract or {}), remembered)
-        if not self.asynchronous:
-            document.returned.set()  # or the writer would wait for a return that waits for the writer
-        items = {_STATE: ocp.args.StandardSave(arrays), DOCUMENT: document}
         self.lock()
-        self._in_flight = step
-        try:
-            self._start(step, items, document)
-        except Exception as error:
-            raise self._save_error(error) from error
-        self._last_save = time.monotonic()
+        self._writer.start(SaveDocument(parts, arrays, step, self._parent(contract), contract, memory))
+        self._schedule.start()
         if not self.asynchronous:
             self.wait()
+
+    def is_saved(self, step: int) -> bool:
+        """Whether a step is on disk, as the first process sees it.
+
+        Raises:
+            SaveError: the directory cannot be read.
+        """
+        # A shared disk may show the step to one process before another; all save, or none.
+        saved, failed = False, None
+        try:
+            saved = step in self.steps
+        except OSError as error:
+            failed = error
+        saved, fails = map(bool, processes.broadcast(saved, failed is not None))
+        if fails:
+            reason = failed or OSError("the first process cannot read the directory")
+            raise self._writer.error(step, reason) from failed
+        return saved
+
+    def _parent(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Number and seal of the step that a save with this contract continues."""
+        step = contract["run"].get("parent_step") if "run" in contract else self._last
+        if step is None:
+            return None
+        if step not in self._seals:
+            with contextlib.suppress(DamagedCheckpointError, OSError):
+                self._seals[step] = self._run.document(step)["sha256"]
+        return {"step": step, "sha256": self._seals.get(step)}
 
     def wait(self) -> None:
         """Waits for the save in flight, and deletes the steps that are not kept.
@@ -239,42 +288,32 @@ class Checkpoints:
         Raises:
             SaveError: the save could not be written; the steps before it are as they were.
         """
-        if self._has_landed():
+        if self._is_copy_in_child() or not self._writer.is_open:
+            return
+        landed = self._writer.wait()
+        if landed is not None:
+            self._last = landed.step
+            self._seals |= {landed.step: landed.sha256} if landed.sha256 else {}
+        # With several processes this costs two round trips; without a save nothing is there to delete.
+        if landed is not None or not processes.is_multiprocess():
             self._drop_old()
-
-    def _has_landed(self) -> bool:
-        """Waits for the save in flight; whether steps may be deleted now."""
-        if self._manager is None:
-            return False
-        try:
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
-        except Exception as error:
-            raise self._save_error(error) from error
-        # With several processes `_drop_old` costs two round trips; without a save nothing is there to delete.
-        if processes.is_multiprocess() and self._in_flight is None:
-            return False
-        self._in_flight = None
-        return True
 
     def _drop_old(self) -> None:
         """Deletes the steps that are neither among the newest nor among the best."""
-        if self._manager is None:
-            return
         processes.broadcast(0)  # every process sees the new step before one of them deletes an old one
-        going = dropped(self.steps, self.max_to_keep, self._best_steps())
+        going = self._retention.not_kept()
         processes.broadcast(0)  # and nobody deletes while another still lists
-        for step in going:
-            self._manager.delete(step)
+        if processes.is_primary():
+            self._retention.delete(going)
+        if going:
+            self._writer.reload()
 
     def close(self) -> None:
         """Waits, and releases the directory. The object can be used again."""
         try:
             self.wait()
         finally:
-            if self._manager is not None:
-                self._manager.close()
-                self._manager = None
+            self._writer.close()
             self._release()
 
     def lock(self) -> None:
@@ -287,11 +326,24 @@ class Checkpoints:
             return
         # The first process locks for all: on one host the others would find the directory in use by it.
         processes.run_on_primary(self._lock.acquire)
-        self._is_locked = True
+        self._locked_by = os.getpid()
+
+    @property
+    def _is_locked(self) -> bool:
+        # By number, since the copy of this object in a forked process holds nothing.
+        return self._locked_by == os.getpid()
 
     def _release(self) -> None:
         self._lock.release()
-        self._is_locked = False
+        self._locked_by = None
+
+    def _is_copy_in_child(self) -> bool:
+        """Whether a fork copied this object; the threads that write stay with its parent."""
+        if self._locked_by in (None, os.getpid()):
+            return False
+        self._writer.abandon()
+        self._locked_by = None
+        return True
 
     @property
     def best_rule(self) -> KeepBest | None:
@@ -305,36 +357,30 @@ class Checkpoints:
             names: the numbers that every step records.
             may_come: whether a number of this name may be reported beside them.
         """
-        best = self._best
-        if best is not None and best.metric not in names and not may_come(best.metric):
-            raise ValueError(
-                f"keep_best compares {best.metric!r}, and the run records {validation.shown(names)}. "
-                "Name one of them, or add the callback that reports it."
-            )
+        if self._best is not None:
+            self._best.require_recorded(names, may_come)
 
     def next_save(self, step: int) -> int | None:
         """The next step after `step` at which `every_n_steps` makes a save due."""
-        if self.every_n_steps is None:
-            return None
-        return (step // self.every_n_steps + 1) * self.every_n_steps
+        return self._schedule.following(step)
 
     def is_due(self, step: int) -> bool:
         """Whether `every_n_steps` or `every_minutes` makes a save due at `step`."""
-        by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
-        minutes = (time.monotonic() - self._last_save) / 60
-        return by_step or (self.every_minutes is not None and minutes >= self.every_minutes)
+        return self._schedule.is_due(step)
 
     def start_clock(self) -> None:
         """Counts `every_minutes` from now."""
-        self._last_save = time.monotonic()
+        self._schedule.start()
 
     def supersede_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
         later = self._run.set_aside_after(step)
-        self._values = {}  # a step that was moved may be saved again, with another number
-        if later and self._manager is not None:
-            self._manager.reload()
+        # A step that was moved may be saved again, with another number.
+        self._retention.forget()
+        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
+        if later:
+            self._writer.reload()
         return later
 
     # Restoring
@@ -356,12 +402,22 @@ class Checkpoints:
                 the first leaves that differ.
             DamagedCheckpointError: files are missing, unreadable, or not what was saved.
         """
-        step = self.existing(step)
-        document = self._run.document(step)
-        parts = stored_leaves.leaves_of(like)
-        wanted = {MODEL: parts[MODEL]} if weights_only else parts
-        stored_leaves.require_fit(step, document["leaves"], wanted)
-        return stored_leaves.rebuild(like, self._read(step, wanted, document))
+        return self.restored(like, step, weights_only=weights_only).state
+
+    def restored(
+        self, like: TrainState, step: int | str | None = None, *, weights_only: bool = False
+    ) -> Restoration:
+        """What `restore` returns, its step, and the document that was saved with it."""
+        step = self.existing(step) if isinstance(step, str) else step
+        theirs = self._phijax_steps() if weights_only else {}
+        if theirs and (step is None or step in theirs):
+            found = max(theirs) if step is None else step
+            weights = functools.partial(foreign.phijax_weights, theirs[found], found, like)
+            state = self._run.read(found, "the weights", weights)
+            return Restoration(state, found, {"contract": {}, "memory": {}})
+        return self._seen(
+            self._run.at(step, lambda n: self._run.restored(like, n, weights_only=weights_only))
+        )
 
     def restore_intact(self, like: TrainState, *, weights_only: bool = False) -> tuple[TrainState, int]:
         """The newest state that is intact, and its step.
@@ -371,17 +427,27 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: there is no step at all.
-            CheckpointMismatchError: an intact step does not fit `like`.
+            CheckpointMismatchError: an intact step does not fit `like`, is of another run, or was written
+                by a newer version of phijax_rng.
             DamagedCheckpointError: no step is intact.
+            OSError: the file system failed, several times.
         """
-        return self._run.newest_intact(
-            lambda step: self.restore(like, step, weights_only=weights_only), warn=processes.is_primary()
+        found = self.restored_intact(like, weights_only=weights_only)
+        return found.state, found.step
+
+    def restored_intact(self, like: TrainState, *, weights_only: bool = False) -> Restoration:
+        """What `restore_intact` returns, and the document that was saved with it."""
+        if weights_only and self._phijax_steps():
+            return self.restored(like, weights_only=True)
+        found, _ = self._run.newest_intact(
+            lambda step: self._run.restored(like, step, weights_only=weights_only),
+            warn=processes.is_primary(),
         )
+        return self._seen(found)
 
     def paths(self, step: int | str | None = None) -> tuple[str, ...]:
         """The path of every array of a step, such as `model_state['w']`; see `existing` for `step`."""
-        leaves = self._run.document(self.existing(step))["leaves"]
-        return tuple(path for rows in leaves.values() for path, _, _ in rows)
+        return tuple(path for rows in self._document(step)["leaves"].values() for path, _, _ in rows)
 
     def arrays(self, step: int | str | None = None) -> dict[str, jax.Array]:
         """Every array of a step by its path, bit for bit, on the default device; see `existing` for `step`.
@@ -392,114 +458,8 @@ class Checkpoints:
             FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: files are missing, unreadable, or not what was saved.
         """
-        step = self.existing(step)
-        document = self._run.document(step)
-        parts = stored_leaves.saved_leaves(document["leaves"])
-        read = self._read(step, parts, document)
-        return {
-            leaf.path: array for part in parts for leaf, array in zip(parts[part], read[part], strict=True)
-        }
+        return self._run.at(self.existing(step) if isinstance(step, str) else step, self._run.arrays)
 
-    # Private
-
-    def _writer(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            self._manager = ocp.CheckpointManager(
-                self.directory,
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=None,  # Orbax would delete the oldest saves, not the lowest steps
-                    save_root_metadata=False,
-                    enable_async_checkpointing=self.asynchronous,
-                    # Where a directory cannot be made, writers that wait for it would keep the process from
-                    # ending.
-                    async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-                    cleanup_tmp_directories=True,  # of a killed save; the lock says that nobody writes them
-                ),
-            )
-        return self._manager
-
-    def _start(self, step: int, items: Mapping[str, ocp.args.CheckpointArgs], document: SaveDocument) -> None:
-        # Not in `save`: the writer must be free before `_save_error` closes the manager, which waits for it.
-        try:
-            self._writer().save(step, args=ocp.args.Composite(**items), force=True)
-        finally:
-            document.returned.set()  # also behind an error, or the writer's thread would wait for ever
-
-    def _save_error(self, error: Exception) -> SaveError:
-        """The error to raise; drops Orbax's manager, which remembers the failed step as saved."""
-        step, self._in_flight = self._in_flight, None
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            with contextlib.suppress(Exception):
-                manager.close()
-        self._run.clear_leftovers()
-        kept = validation.shown(self.steps) if self.directory.is_dir() else "nothing"
-        reason = str(error).strip().rstrip(".") or type(error).__name__
-        return SaveError(
-            f"step {step} could not be saved in {self.directory}: {reason}. "
-            f"On disk: {kept}. Free disk space or fix the permissions, and save again.",
-            step=step,
-        )
-
-    def _best_steps(self) -> list[int]:
-        """The best steps on disk, by what their documents say; each is read once."""
-        if self._best is None:
-            return []
-        self._values = self._run.values(self._best.metric, self._values)
-        return self._best.best(self._values)
-
-    def _read(self, step: int, parts: Parts, document: Mapping[str, Any]) -> dict[str, list[jax.Array]]:
-        targets = {
-            part: {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
-            for part, leaves in parts.items()
-        }
-        arrays = self._read_arrays(step, targets)
-        for part, leaves in parts.items():
-            digest = stored_leaves.digest_stored(leaves, readable_arrays(arrays[part]))
-            if digest != document["digests"][part]:
-                raise DamagedCheckpointError(
-                    f"{part} of step {step} in {self.directory} does not match its SHA-256: "
-                    "it was damaged or edited. Restore another step."
-                )
-        return {
-            part: [leaf.restored(arrays[part].get(leaf.name)) for leaf in leaves]
-            for part, leaves in parts.items()
-        }
-
-    def _read_arrays(
-        self, step: int, targets: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
-    ) -> dict[str, dict[str, jax.Array]]:
-        path = self.directory / str(step) / _STATE
-        wanted = {part: dict(named) for part, named in targets.items() if named}
-        restoring = ocp.args.PyTreeRestore(
-            wanted,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-            partial_restore=True,  # of the weights alone
-        )
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-                arrays = reader.restore(path, args=restoring) if wanted else {}
-        except _NOT_DAMAGE:
-            raise
-        except Exception as error:  # of any type: Orbax raises bare ones for files it cannot read
-            reason = str(error).strip().partition("\n")[0]
-            raise DamagedCheckpointError(
-                f"the arrays of step {step} in {self.directory} cannot be read: {reason}. "
-                "Restore another step."
-            ) from error
-        # Orbax casts silently to the dtype of the target. The dtypes in the document were compared with the
-        # targets before, and the digest verifies the bits, so a cast cannot pass.
-        return {part: arrays.get(part, {}) for part in targets}
-
-
-def _minutes_or_none(value: float | None) -> float | None:
-    """`every_minutes` as a positive float, or `None`."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(
-            f"every_minutes must be a number, got {validation.described(value)}. Pass minutes, or None."
-        )
-    if not value > 0:
-        raise ValueError(f"every_minutes must be positive, got {value!r}. Pass minutes, or None.")
-    return float(value)
+    def _seen(self, found: Restoration) -> Restoration:
+        self._last, self._seals[found.step] = found.step, found.document["sha256"]
+        return found

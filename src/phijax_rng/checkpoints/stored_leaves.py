@@ -7,14 +7,18 @@ dtype that was saved, or the restore raises.
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
 
 from phijax_rng import keys
 from phijax_rng._base.digests import digest_leaves
+from phijax_rng.devices import processes
 from phijax_rng.errors import CheckpointMismatchError
 from phijax_rng.state import TrainState
 
@@ -169,6 +173,45 @@ def digest_stored(leaves: list[Leaf], arrays: Arrays) -> str:
 def _stored(leaf: Leaf, arrays: Arrays) -> Array:
     # Any dtype serves for an array without elements: the leaf's own enters the digest by its path.
     return arrays[leaf.name] if leaf.is_stored else np.empty(leaf.shape, np.uint8)
+
+
+def read_arrays(path: Path, parts: Parts) -> dict[str, dict[str, jax.Array]]:
+    """The stored arrays of these parts, by number; the bits are not verified."""
+    wanted = {
+        part: {leaf.name: leaf.target() for leaf in leaves if leaf.is_stored}
+        for part, leaves in parts.items()
+    }
+    wanted = {part: named for part, named in wanted.items() if named}
+    restoring = ocp.args.PyTreeRestore(
+        wanted,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+        partial_restore=True,  # of the weights alone
+    )
+    # Orbax casts silently to the dtype of the target. The dtypes in the document were compared with the
+    # targets before, and the digest verifies the bits, so a cast cannot pass.
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        arrays = reader.restore(path, args=restoring) if wanted else {}
+    return {part: arrays.get(part, {}) for part in parts}
+
+
+def readable(arrays: Arrays) -> dict[str, Any]:
+    """Arrays that this process can read; with several processes, each of them must call this."""
+    return {name: processes.gather(array) for name, array in arrays.items()}
+
+
+def misdescribed(path: Path, saved: Mapping[str, Any]) -> str | None:
+    """What a document says of the stored arrays and is not so: a sentence, or `None`."""
+    tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(path)).tree
+    for part, rows in saved.items():
+        stored = tree.get(part) or {}
+        listed = {f"{number:05d}": row for number, row in enumerate(rows) if 0 not in row[2]}
+        if set(listed) != set(stored):
+            return f"it lists {len(listed)} arrays in {part}, and {len(stored)} are stored"
+        for number, (name, dtype, shape) in listed.items():
+            found = stored[number]
+            if not dtype.startswith("key<") and (dtype, shape) != (str(found.dtype), list(found.shape)):
+                return f"it gives {name} as {dtype}{shape}, and {found.dtype}{list(found.shape)} is stored"
+    return None
 
 
 def require_fit(step: int, saved: Mapping[str, Any], wanted: Parts) -> None:

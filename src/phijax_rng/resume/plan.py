@@ -118,18 +118,19 @@ class ResumePlan:
         """
         if self.checkpoints is None:
             return Restored(fresh, {}, None, {}, {}, {})
+        # State and document of one reading: the step of a running job may be deleted at any time.
         if self.step is None:
-            state, step = self.checkpoints.restore_intact(fresh, weights_only=self.weights_only)
+            found = self.checkpoints.restored_intact(fresh, weights_only=self.weights_only)
         else:
-            step = self.step
-            state = self.checkpoints.restore(fresh, step, weights_only=self.weights_only)
+            found = self.checkpoints.restored(fresh, self.step, weights_only=self.weights_only)
+        state, saved = found.state, found.document
         streams = {
             "sampling": keys.fingerprint(state.sampling_key),
             "balancer": keys.fingerprint(state.balancer_key),
         }
-        memory = {} if self.weights_only else self.checkpoints.memory(step)
+        memory = {} if self.weights_only else saved["memory"]
         hyperparameters = run_contract.hyperparameters(state.optimizer_state)
-        return Restored(state, self.checkpoints.contract(step), step, streams, memory, hyperparameters)
+        return Restored(state, saved["contract"], found.step, streams, memory, hyperparameters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +162,7 @@ def locked_plan(checkpoints: Checkpoints | None, options: Resume) -> Iterator[Re
     if checkpoints is None:
         yield plan
         return
-    checkpoints.lock()
-    with checkpoints:
+    with checkpoints.reserved():
         # Once more under the lock: another job may have saved, or deleted steps, in between.
         yield make_plan(checkpoints, options)
 
@@ -199,7 +199,7 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
     fresh = ResumePlan(on_change=options.on_change, may_be_restart=resume == "auto")
     if other is None:
         return fresh
-    step = _explicit(other, ckpt_step)
+    step = _explicit(other, ckpt_step, weights_only=options.weights_only)
     return dataclasses.replace(fresh, checkpoints=other, step=step, weights_only=options.weights_only)
 
 
@@ -215,9 +215,9 @@ def _require_seen_by_all(*newest: int | None) -> None:
     )
 
 
-def _explicit(checkpoints: Checkpoints, step: int | str | None) -> int | None:
+def _explicit(checkpoints: Checkpoints, step: int | str | None, *, weights_only: bool = False) -> int | None:
     """`step`, which must be on disk, as a number; with `None` there must be any step."""
-    found = checkpoints.existing(step)
+    found = checkpoints.existing(step, weights_only=weights_only)
     return None if step is None else found
 
 

@@ -421,7 +421,7 @@ class TrainingSession:
                     self.save()
                 # A save in the background may still fail, and nobody would hear of it later.
                 self._checkpoints.wait()
-                if save and not self._was_saved and self.step in self._checkpoints.steps:
+                if save and not self._was_saved and self._is_listed():
                     self._display.log(f"step {self.step} is saved in {self._checkpoints.directory}")
         except SaveError as error:
             error.state = self.state
@@ -429,9 +429,17 @@ class TrainingSession:
         finally:
             self._display.close()
 
+    def _is_listed(self) -> bool:
+        """Whether this step is on disk; `False` where the directory cannot be read."""
+        with contextlib.suppress(OSError):
+            return self._checkpoints is not None and self.step in self._checkpoints.steps
+        return False
+
     def describe_save(self) -> str:
         """Which save is on disk, for a message at a second interrupt."""
-        step = None if self._checkpoints is None else self._checkpoints.latest_step
+        step = None
+        with contextlib.suppress(OSError):
+            step = None if self._checkpoints is None else self._checkpoints.latest_step
         if self._checkpoints is None or step is None:
             return "no checkpoint was saved"
         return f"the newest checkpoint is step {step} in {self._checkpoints.directory}"
@@ -443,9 +451,7 @@ class TrainingSession:
         try:
             # First: a save in flight becomes visible under its step only when it has landed.
             self._checkpoints.wait()
-            # A shared disk may show the step to one process before another; all save, or none.
-            (on_disk,) = processes.broadcast(self.step in self._checkpoints.steps)
-            if not on_disk:
+            if not self._checkpoints.is_saved(self.step):
                 self._checkpoints.save(self.state, self._contract.for_save(self.state), self._memory())
         except SaveError as error:
             error.state = self.state
