@@ -124,14 +124,14 @@ def test_a_run_starts_where_its_options_say(runs, directory, options, expected):
             "own",
             {"ckpt_path": "other"},
             RunExistsError,
-            "{runs}/own has a run at step 20, and this call would start a fresh one. "
+            "{runs}/own has a run at step 20, and this call would start another one from {runs}/other. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
         ),
         (
             "own",
             {"ckpt_path": "other", "weights_only": True},
             RunExistsError,
-            "{runs}/own has a run at step 20, and this call would start a fresh one. "
+            "{runs}/own has a run at step 20, and this call would start another one from {runs}/other. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it.",
         ),
         (

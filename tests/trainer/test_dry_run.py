@@ -394,4 +394,6 @@ def test_what_fit_refuses_is_refused_with_the_same_words() -> None:
     for ask in (TRAINER.audit, TRAINER.fit):
         with pytest.raises(TypeError) as failure:
             ask(module(losses_with_noise), seed=1, **arguments)
-        assert str(failure.value) == "source must be callable, got 3. Pass a function."
+        assert str(failure.value) == (
+            "the source that train_batch_source returns must be callable, got 3. Pass a function."
+        )

@@ -133,7 +133,7 @@ def test_losses_keep_the_order_they_are_returned_in():
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        (3.0, TypeError, "losses must be a mapping, got 3.0. Pass a dict keyed by name."),
+        (3.0, TypeError, "losses must return scalars by name, got 3.0. Return {'name': loss}."),
         ({}, ValueError, "losses must name at least one entry, got (). Add a name."),
         ({1: 2.0}, TypeError, "losses[0] must be a non-empty string, got 1. Name it."),
         (

@@ -47,7 +47,7 @@ def frozen_source(**attributes):
 def test_a_source_that_counts_its_calls_is_refused_by_name():
     message = (
         "source(4) returned another 'data' when it was called again. Draw from the key and the step alone: "
-        "neither from a global generator nor from a counter."
+        "neither from a global generator, nor from a counter, nor from a loader that shuffles"
     )
     with pytest.raises(ImpureSourceError, match=re.escape(message)):
         check_source(Counter(), 4, 100, {})

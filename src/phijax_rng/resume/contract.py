@@ -98,6 +98,8 @@ _AFTER_PROGRAM = tuple(f"settings.{name}" for name in COMPILER_SETTINGS)
 _ACCELERATOR = "versions.accelerator"
 
 _HINTS = {
+    "canary": " (the source returned another batch for this step, as a loader that shuffles by a state of "
+    "its own does)",
     "training.program": " (another learning rate, loss, model or captured array)",
     "training.hyperparameters": " (on_change='warn' takes this run's, 'error' keeps the checkpoint's)",
 }

@@ -192,8 +192,9 @@ def make_plan(checkpoints: Checkpoints | None, options: Resume) -> ResumePlan:
             checkpoints, _explicit(checkpoints, step), is_own_run=True, on_change=options.on_change
         )
     if checkpoints is not None and newest is not None:
+        start = "a fresh one" if other is None else f"another one from {other.directory}"
         raise RunExistsError(
-            f"{checkpoints.directory} has a run at step {newest}, and this call would start a fresh one. "
+            f"{checkpoints.directory} has a run at step {newest}, and this call would start {start}. "
             "Pass resume='auto' to continue it, another directory to keep both, or delete it."
         )
     fresh = ResumePlan(on_change=options.on_change, may_be_restart=resume == "auto")

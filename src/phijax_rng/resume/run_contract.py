@@ -145,9 +145,9 @@ class RunContract:
         settings = [dataclasses.asdict(difference) for difference in differences]
         self.changes.append({"step": self._step, "survives": level, "settings": settings})
         if processes.is_primary():
-            # 8 is the line that calls `fit`. In between: compare_compiled, ResumedRun.commit, and of the
-            # trainer _compile_and_run, _train, _fit and fit.
-            warnings.warn(_message(differences, self._step), UserWarning, stacklevel=8)
+            # 9 is the line that calls `fit`. In between: compare_compiled, ResumedRun.commit, and of the
+            # trainer _compile_and_run, _train, _fit, fit and its `door`.
+            warnings.warn(_message(differences, self._step), UserWarning, stacklevel=9)
 
     def for_save(self, state: TrainState) -> dict[str, Any]:
         """The contract to save with this state; the next one will name it as its parent."""

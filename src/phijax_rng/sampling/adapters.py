@@ -4,6 +4,7 @@ The public protocols have optional members (the table in `protocols`). Only this
 Inside the package every call is of a member that exists.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -300,14 +301,29 @@ class AdaptedSource:
             return function(*arguments)
 
 
-def adapt_source(source: object) -> AdaptedSource:
+def adapt_source(source: object, label: str = "source") -> AdaptedSource:
     """A user's source, or iterable of batches, as one complete object; what is one already stays as it is.
 
+    Args:
+        source: the user's object.
+        label: its name in messages.
+
     Raises:
-        TypeError: it can neither be called nor iterated over.
+        TypeError: it can neither be called nor iterated over, or is called first to make such an object.
     """
     if isinstance(source, AdaptedSource):
         return source
+    validation.instance(source, label)
+    if inspect.isgeneratorfunction(source):
+        raise TypeError(
+            f"{label} must return the batches of a step, got the generator function {source.__name__}. "
+            f"Call it: {source.__name__}(...) is an iterable of batches."
+        )
+    if source is None or isinstance(source, Mapping):
+        raise TypeError(
+            f"{label} must be a function of the step or an iterable of batches, got {formatted(source)}. "
+            f"{'Return one.' if source is None else 'Pass lambda step: batches for the same at every step.'}"
+        )
     if not callable(source) and isinstance(source, Iterable) and not isinstance(source, Mapping):
         source = IterableSource(source)
-    return AdaptedSource(validation.function(source, "source"))
+    return AdaptedSource(validation.function(source, label))

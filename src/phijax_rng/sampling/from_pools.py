@@ -48,6 +48,13 @@ def _make_sampler(
     pool: Any, name: str, *, weights: Any, sort_axis: int | None, **options: Any
 ) -> RowSampler | DatasetSampler:
     """The sampler of a pool, or of a dataset, that these options of `NamedBatchSource.from_pools` name."""
+    if type(pool) is tuple:
+        # It has a length and elements, as a dataset has, and is meant as (inputs, targets).
+        raise TypeError(
+            f"pools[{name!r}] must be a dict of fields or a dataset, got the tuple "
+            f"{validation.formatted(pool)}. "
+            "Pass {'inputs': ..., 'targets': ...}, or the elements of a dataset in a list."
+        )
     if not is_dataset(pool):
         return row_sampler(as_fields(pool), weights=weights, sort_axis=sort_axis, **options)
     if sort_axis is not None:

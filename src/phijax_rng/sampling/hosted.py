@@ -295,6 +295,11 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
         fields = dict(element)
     elif isinstance(element, tuple) and len(element) == 2:
         fields = {"inputs": element[0], "targets": element[1]}
+    elif isinstance(element, tuple) and any(map(np.ndim, element)):
+        raise TypeError(
+            f"dataset[{number}] must be an array, a pair (inputs, targets) or a dict of fields, got the "
+            f"tuple {formatted(element)}. Return a dict that names each."
+        )
     else:
         fields = {"inputs": element}
     if not fields:

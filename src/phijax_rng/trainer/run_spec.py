@@ -20,7 +20,7 @@ from phijax_rng.devices.placement import Placement
 from phijax_rng.resume import contract, run_contract
 from phijax_rng.resume.plan import ResumePlan
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
-from phijax_rng.state import TrainState, initialize_train_state
+from phijax_rng.state import TrainState, initialize_train_state, trainable
 from phijax_rng.training.adaptive_refresh import (
     adaptive_refresh,
     chained,
@@ -94,9 +94,13 @@ class RunSpec:
         if self.train_step is None:
             _require_module(self.module, self.balancer)
             if not isinstance(self.optimizer, Optimizer):
+                fix = (
+                    "Call it with its learning rate."
+                    if callable(self.optimizer)
+                    else "Pass an Optax optimizer."
+                )
                 raise TypeError(
-                    f"optimizer must offer init and update, got {validation.formatted(self.optimizer)}. "
-                    "Pass an Optax optimizer."
+                    f"optimizer must offer init and update, got {validation.described(self.optimizer)}. {fix}"
                 )
         else:
             self._check_train_step()
@@ -107,6 +111,7 @@ class RunSpec:
             balancer.require_fitting_state(self.initial.balancer_state)
         self._check_mask()
         _require_finite_tests(self.on_nonfinite, self.placement.host_device)
+        validation.instance(self.datamodule, "datamodule")
         if self.source is None and not isinstance(self.datamodule, DataModule):
             raise TypeError(
                 f"datamodule must offer train_batch_source(batch_keys, key), got "
@@ -173,6 +178,7 @@ class RunSpec:
         assert isinstance(self.module, LossModule)
         balancer_state = adapt_balancer(self.balancer).initial_state()
         model_state = self.module.init(streams.model)
+        _require_parameters(model_state)
         return self._averaging(initialize_train_state(model_state, self.optimizer, balancer_state, streams))
 
     def _averaging(self, state: TrainState) -> TrainState:
@@ -196,7 +202,8 @@ class RunSpec:
         """The source that draws from this key, or the one that the user passed."""
         if self.datamodule is None:
             return adapt_source(self.source)
-        return adapt_source(self.datamodule.train_batch_source(self.batch_keys, sampling_key))
+        source = self.datamodule.train_batch_source(self.batch_keys, sampling_key)
+        return adapt_source(source, "the source that train_batch_source returns")
 
     def complete_state(self, state: TrainState, source: AdaptedSource) -> TrainState:
         """`state` with the first state of every adaptive sampler, and on the devices of the run."""
@@ -299,6 +306,16 @@ def _do_nothing(*_: object) -> None:
     return None
 
 
+def _require_parameters(model_state: object) -> None:
+    """Raises unless there is something to train."""
+    if model_state is None or not jax.tree.leaves(trainable(model_state)):
+        fix = "Add the return statement." if model_state is None else "Give its parameters a floating dtype."
+        raise TypeError(
+            f"init must return a model state with floating or complex arrays to train, got "
+            f"{validation.formatted(model_state)}. {fix}"
+        )
+
+
 def _require_one(name: str, value: object, other_name: str, other: object) -> None:
     if (value is None) == (other is None):
         given = "both" if value is not None else "neither"
@@ -309,8 +326,8 @@ def _require_module(module: object, balancer: LossBalancer | None, *, combines: 
     """Raises unless there is a module, and a balancer or none that suits it."""
     if not isinstance(module, LossModule):
         raise TypeError(
-            f"module must be a LossModule, got {validation.formatted(module)}. "
-            "Build one from init and losses."
+            f"module must be a LossModule, got {validation.described(module)}. "
+            "Build one: LossModule(init, losses, batch_keys=...)."
         )
     if balancer is not None:
         adapt_balancer(balancer).require_consistent(module.loss_names, alone=combines)

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from phijax_rng.callbacks.history import History
-from phijax_rng.callbacks.intervals import IntervalMeans, LearningRates, Stopwatch, look_every
+from phijax_rng.callbacks.history import History, IntervalMeans, LearningRates, Stopwatch, look_every
 from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report

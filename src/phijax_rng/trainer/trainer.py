@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
+from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Seed, Step
 from phijax_rng.auditing.audit_report import AuditReport
 from phijax_rng.callbacks.progress import make_progress
@@ -55,6 +56,7 @@ from phijax_rng.training.step import TOTAL, LossTrainStep, Optimizer, TrainStep
 _log = logging.getLogger("phijax_rng")
 
 
+@door
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """Trains to a global step, and continues where a run was left.
@@ -149,6 +151,7 @@ class Trainer:
             )
         restoring(self.callbacks, self.checkpoints)
 
+    @door
     def fit(
         self,
         module: LossModule,
@@ -191,6 +194,7 @@ class Trainer:
         )
         return self._fit(spec, Resume(resume, ckpt_path, ckpt_step, weights_only, on_change))
 
+    @door
     def fit_state(
         self,
         module: object,
@@ -231,6 +235,7 @@ class Trainer:
         )
         return self._fit(spec, Resume(resume, ckpt_path, ckpt_step, weights_only, on_change))
 
+    @door
     def predict(
         self,
         trained: FitResult | Checkpoints | str | os.PathLike[str],
@@ -260,6 +265,7 @@ class Trainer:
         function, model_state = predict.trained_model(trained, module, step)
         return predict.predict(function, model_state, inputs, batch_size, resolve(self.devices).host_device)
 
+    @door
     def audit(
         self,
         module: LossModule,
@@ -378,8 +384,13 @@ class Trainer:
         session.phase("compiling")
         require_inside(run.source)
         refresh = spec.make_refresh(run.source, run.state)
+<<<<<<< HEAD
         check_source(run.source, session.step, session.max_steps, run.state.sampler_state)
         prefetcher = open_source(run.source, session.step, session.max_steps, spec.placement)
+=======
+        check_source(run.source, session.step, self.max_steps, run.state.sampler_state, spec.batch_keys)
+        prefetcher = open_source(run.source, session.step, self.max_steps, spec.placement)
+>>>>>>> 8397e1b (A beginner's mistakes: tracebacks of the user's lines alone, three lines that say what to do; a loader that shuffles is told as one)
         try:
             require_batches(prefetcher.source.names, spec.batch_keys)
             update, source = spec.make_update(), prefetcher.source

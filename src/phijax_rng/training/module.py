@@ -30,9 +30,11 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
+from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Batches, KeyScalar, ModelState
 from phijax_rng.devices import row_masks
 from phijax_rng.state import rebuilt
+from phijax_rng.training.user_errors import explained
 
 _OFFERED = {"key": "runtime key of each step", "mask": "mask of rows that count"}
 """What functions of a module are given if they ask for it by name."""
@@ -58,6 +60,7 @@ class StepOutput:
     diagnostics: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
+@door
 @dataclasses.dataclass(frozen=True)
 class LossModule:
     """A model and its named losses, as plain functions.
@@ -158,7 +161,8 @@ class LossModule:
             require_mask(self.losses, f"the losses of module {self.name!r} take")
         # A function with a `mask` parameter gets one in every run, so that it needs no second code path.
         mask = _every_row(self.losses, batches) if mask is None else mask
-        output = called(self.losses, model_state, batches, key=key, mask=mask)
+        with explained("losses", {"batches": batches, "model_state": model_state}):
+            output = called(self.losses, model_state, batches, key=key, mask=mask)
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         return StepOutput(
@@ -178,9 +182,9 @@ class LossModule:
         if self.residuals is None:
             raise ValueError(f"module {self.name!r} has no residuals. Pass LossModule(..., residuals=...).")
         mask = _every_row(self.residuals, batches)
-        return validation.mapping(
-            called(self.residuals, rebuilt(model_state), batches, key=key, mask=mask), "residuals"
-        )
+        with explained("residuals", {"batches": batches, "model_state": model_state}):
+            rows = called(self.residuals, rebuilt(model_state), batches, key=key, mask=mask)
+        return validation.mapping(rows, "residuals")
 
 
 def _every_row(fn: Callable[..., Any], batches: Batches) -> Mapping[str, Any] | None:
@@ -273,7 +277,9 @@ def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
     validation.mapping(values, name)
     for key, value in values.items():
         if not is_array(value):
-            raise TypeError(f"{name}[{key!r}] must be a real scalar, got {value!r}. Return a number.")
+            raise TypeError(
+                f"{name}[{key!r}] must be a real scalar, got {validation.formatted(value)}. Return a number."
+            )
         if jnp.shape(value) != ():
             raise ValueError(
                 f"{name}[{key!r}] must be a scalar, got shape {jnp.shape(value)}. "
@@ -289,6 +295,9 @@ def scalars(values: Any, name: str) -> Mapping[str, jax.Array]:
 
 def _terms(losses: Any) -> Mapping[str, Any]:
     """`losses`, if each is a real scalar or a pair of them."""
+    if not isinstance(losses, Mapping):
+        fix = "Add the return statement." if losses is None else "Return {'name': loss}."
+        raise TypeError(f"losses must return scalars by name, got {validation.formatted(losses)}. {fix}")
     validation.mapping(losses, "losses")
     for name, term in losses.items():
         if not isinstance(term, tuple):

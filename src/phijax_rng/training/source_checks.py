@@ -36,11 +36,26 @@ _PURE = {
 _OTHER_STEPS = 3
 
 
-def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, Any]) -> None:
+def check_source(
+    source: Any,
+    step: int,
+    stop: int,
+    sampler_state: Mapping[str, Any],
+    batch_keys: tuple[str, ...] = (),
+) -> None:
     """Raises if two calls of `source(step)` differ; warns if the steps after it, below `stop`, do not differ.
+
+    Args:
+        source: to call.
+        step: where the run starts.
+        stop: where it ends.
+        sampler_state: what adaptive samplers draw from.
+        batch_keys: the batches that must be there; none where they are not known.
 
     Raises:
         ImpureSourceError: naming the batches that differ.
+        TypeError: there are names of batches, and the source does not return batches by name.
+        ValueError: a batch is missing.
     """
     source = adapt_source(source)
     names = _checked_names(source)
@@ -49,15 +64,18 @@ def check_source(source: Any, step: int, stop: int, sampler_state: Mapping[str, 
     # A host source runs in each process and cannot read arrays that span processes.
     sampler_state = processes.to_local(sampler_state)  # the host reads one device
     # Two calls in a row find counters and global generators; more calls would find nothing else.
-    first, again = (_digests(source, step, sampler_state, names) for _ in range(2))
+    batches = source(step, sampler_state)
+    _require_named(batches, step, batch_keys)
+    first, again = _digests(batches, names), _digests(source(step, sampler_state), names)
     different = [name for name in first if again.get(name) != first[name]]
     if different:
         raise ImpureSourceError(
             f"source({step}) returned another {validation.shown(different)} when it was called again. "
-            "Draw from the key and the "
-            "step alone: neither from a global generator nor from a counter."
+            "Draw from the key and the step alone: neither from a global generator, nor from a counter, nor "
+            "from a loader that shuffles by a state of its own."
         )
-    others = [_digests(source, other, sampler_state, names) for other in range(step + 1, stop)[:_OTHER_STEPS]]
+    steps = range(step + 1, stop)[:_OTHER_STEPS]
+    others = [_digests(source(other, sampler_state), names) for other in steps]
     same = [name for name in first if others and all(other.get(name) == first[name] for other in others)]
     if same and not source.fixed and processes.is_primary():
         warnings.warn(
@@ -86,10 +104,24 @@ def _is_pure(sampler: Any) -> bool:
     return type(sampler) in _PURE and all(map(_is_pure, AdaptedSampler(sampler).inner_parts))
 
 
-def _digests(
-    source: AdaptedSource, step: int, sampler_state: Mapping[str, Any], names: list[str] | None
-) -> dict[str, str]:
-    batch = source(step, sampler_state)
+def _require_named(batches: object, step: int, batch_keys: tuple[str, ...]) -> None:
+    """Raises unless every batch that the module reads is there by name."""
+    if not batch_keys:
+        return
+    if not isinstance(batches, Mapping):
+        raise TypeError(
+            f"source({step}) must return a dict of batches by name, got {validation.formatted(batches)}. "
+            f"Return {{{batch_keys[0]!r}: rows}}: batch_keys are {validation.shown(batch_keys)}."
+        )
+    missing = [name for name in batch_keys if name not in batches]
+    if missing:
+        raise ValueError(
+            f"the source has no batch {missing[0]!r}; it has {validation.shown(batches)}, and the "
+            f"module's batch_keys are {validation.shown(batch_keys)}. Make them agree."
+        )
+
+
+def _digests(batch: Any, names: list[str] | None) -> dict[str, str]:
     if not isinstance(batch, Mapping):
         return {"batch": digest(batch)}
     return {name: digest(batch[name]) for name in (batch if names is None else names)}

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from phijax_rng import Checkpoints, StepOutput, initialize_train_state, keys
-from phijax_rng.callbacks import intervals
-from phijax_rng.callbacks.intervals import IntervalMeans, LearningRates, Stopwatch
+from phijax_rng.callbacks import history
+from phijax_rng.callbacks.history import IntervalMeans, LearningRates, Stopwatch
 from tests import _fit, _problems
 from tests._bitwise import assert_trees_bitwise_equal
 
@@ -154,7 +154,7 @@ def test_a_norm_needs_an_optimizer():
 
 def test_time_goes_with_steps_within_a_chunk_and_compiling_has_no_speed(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(intervals.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(history.time, "perf_counter", lambda: now[0])
     watch = Stopwatch(7.0)
     now[0] += 50  # compiling
     watch.start(10)
