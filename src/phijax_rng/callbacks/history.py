@@ -6,10 +6,10 @@
 There is one row for each step that is logged or has a report, in ascending order. Columns are in the order of
 their first appearance, so a resumed run has the rows, and writes the file, of an uninterrupted one.
 
-Besides the losses of the last batch a row has their means over an interval and a learning rate. These are read
-on the host, from what the compiled loop recorded and from the state that it returned, so no program changes.
-They do not depend on where the host looked in, and the sums of an interval in progress are saved. Wall time is
-not the same twice; it has rows of its own.
+Besides the losses of the last batch a row has their means over an interval and a learning rate. These are
+read on the host, from what the compiled loop recorded and from the state that it returned, so no program
+changes. They do not depend on where the host looked in, and the sums of an interval in progress are saved.
+Wall time is not the same twice; it has rows of its own.
 """
 
 import csv

@@ -384,13 +384,8 @@ class Trainer:
         session.phase("compiling")
         require_inside(run.source)
         refresh = spec.make_refresh(run.source, run.state)
-<<<<<<< HEAD
-        check_source(run.source, session.step, session.max_steps, run.state.sampler_state)
+        check_source(run.source, session.step, session.max_steps, run.state.sampler_state, spec.batch_keys)
         prefetcher = open_source(run.source, session.step, session.max_steps, spec.placement)
-=======
-        check_source(run.source, session.step, self.max_steps, run.state.sampler_state, spec.batch_keys)
-        prefetcher = open_source(run.source, session.step, self.max_steps, spec.placement)
->>>>>>> 8397e1b (A beginner's mistakes: tracebacks of the user's lines alone, three lines that say what to do; a loader that shuffles is told as one)
         try:
             require_batches(prefetcher.source.names, spec.batch_keys)
             update, source = spec.make_update(), prefetcher.source
