@@ -79,6 +79,24 @@ def test_rows_of_every_step_have_no_means():
     assert not any(name.startswith("mean/") for row in fit(3, every=1).history for name in row)
 
 
+def test_a_mean_leaves_skipped_updates_out():
+    def broken(model_state, batches):
+        value = HEAT.module.losses(model_state, batches)["pde"]
+        return {"pde": value, "nan": jnp.where(batches["pde"]["inputs"][0, 0] > 0.7, jnp.nan, value)}
+
+    module = dataclasses.replace(HEAT.module, losses=broken)
+    problem = dataclasses.replace(HEAT, module=module)
+    every, rows = (
+        fit(18, problem=problem, every=n, on_nonfinite="skip", max_skipped_in_a_row=20).history
+        for n in (1, 6)
+    )
+    for index, row in enumerate(rows):
+        made = [each["nan"] for each in every[6 * index : 6 * index + 6] if np.isfinite(each["nan"])]
+        assert len(made) > 0
+        assert row["mean/nan"] == sum(made) / len(made)
+    assert 0 < rows[-1]["skipped_updates"] < 18
+
+
 # Learning rates and norms
 
 

@@ -362,7 +362,7 @@ MISTAKES = {
     # Calls
     "no number of steps": (
         lambda: Trainer(progress=False),
-        "missing 1 required positional argument: 'max_steps'\nIt is called as Trainer(max_steps, *, ",
+        "pass max_steps or max_epochs, got neither.",
     ),
     "arguments without their names": (
         lambda: Trainer(3, progress=False).fit(None, None, None, 0),

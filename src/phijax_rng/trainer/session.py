@@ -80,27 +80,16 @@ class TrainingSession:
         self.state = run.state
         self.step = self._first = int(run.state.step)
         self.metrics: dict[str, float] = dict(run.memory.get("metrics", {}))
-        self.history = History.from_plain(run.memory.get("history", {}))
-        self.timing = History.from_plain(run.memory.get("timing", {}))
-        self._watch = Stopwatch(run.memory.get("seconds", 0.0))
-        # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
-        unknown = run.memory and self.step % log_every_n_steps
-        self._means = IntervalMeans(run.memory.get("interval", None if unknown else {}))
-        self._look_every = look_every(log_every_n_steps)
-        self._rates = LearningRates(run.state, self._look_every)
-        self._gradient_norm = gradient_norm
+        self._open_history(run, log_every_n_steps)
+        self._gradient_norm, self.gradient_norm = gradient_norm, 0.0
         self._skips = skips_nonfinite
         self.skipped_updates, self.skipped_in_a_row = run.memory.get("skipped", (0, 0))
-        self.gradient_norm = 0.0
-        self._newest: dict[str, float] = {}
-        self._reported: dict[str, float] = {}
         self._was_saved = False
         self._held = held
         self.callback_error: Exception | None = None
         self._contract = run.contract
         self._checkpoints = checkpoints
         self._display = display
-        self._every = log_every_n_steps
         self.max_steps = max_steps
         self._best = best
         self._restored: Best | None = None
@@ -126,6 +115,19 @@ class TrainingSession:
         self._warned_of_nonfinite = self._warned_of_balancer = False
         if checkpoints is not None:
             checkpoints.start_clock()
+
+    def _open_history(self, run: ResumedRun, every: int) -> None:
+        self._every, self._look_every = every, look_every(every)
+        self.history = History.from_plain(run.memory.get("history", {}))
+        self.timing = History.from_plain(run.memory.get("timing", {}))
+        self._watch = Stopwatch(run.memory.get("seconds", 0.0))
+        # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
+        unknown = run.memory and self.step % every
+        self._means = IntervalMeans(run.memory.get("interval", None if unknown else {}))
+        self._rates = LearningRates(run.state, self._look_every)
+        # What the display shows besides losses: of the newest row, and of reports.
+        self._newest: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     @property
     def iterations(self) -> int:
@@ -272,7 +274,9 @@ class TrainingSession:
         if self._every == 1:
             return  # the mean of one update would only repeat it
         updates = slice(start - chunk.start, stop - chunk.start)
-        self._means.add({name: chunk.records[name][updates] for name in self._loss_names})
+        # The losses of a skipped update are not finite, and no update.
+        made = ~chunk.nonfinite[updates] if self._skips else slice(None)
+        self._means.add({name: chunk.records[name][updates][made] for name in self._loss_names})
 
     def _show(self, chunk: Chunk) -> None:
         self._warn_of_nonfinite(chunk)
@@ -283,6 +287,8 @@ class TrainingSession:
         first = next(iter(self.metrics))
         others = {f"mean/{name}" for name in self._loss_names if name != first}
         newest = {name: value for name, value in self._newest.items() if name not in others}
+        if self._skips:
+            newest["skipped_updates"] = self.skipped_updates
         self._display.show(self.step, {first: self.metrics[first], **self._reported, **newest})
 
     def _call_callbacks(self) -> None:

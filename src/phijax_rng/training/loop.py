@@ -116,8 +116,7 @@ class TrainLoop:
         from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
 
         lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
-        self._left_out = jax.jit(functools.partial(_left_out, parts))
-        self._gradient_norm = jax.jit(functools.partial(_gradient_norm, parts))
+        self._left_out, self._gradient_norm = _jitted(parts, _left_out, _gradient_norm)
         self.names, self.loss_names = recorded.names, recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = compiled(lowered, self.program, self._sharding, while_compiling)
@@ -345,6 +344,10 @@ def _update(
         kept = stays_finite(new, old)
         finite, balanced = finite & kept, [kept & entry for entry in balanced] or [kept]
     return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite], change != 0
+
+
+def _jitted(parts: _Parts, *functions: Callable[..., Any]) -> list[Any]:
+    return [jax.jit(functools.partial(each, parts)) for each in functions]
 
 
 def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
