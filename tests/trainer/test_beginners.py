@@ -13,7 +13,9 @@ import pytest
 import phijax_rng
 from phijax_rng import (
     Checkpoints,
+    CSVHistory,
     EarlyStopping,
+    Evaluate,
     IterableSource,
     LossModule,
     NamedBatchSource,
@@ -378,6 +380,20 @@ MISTAKES = {
         lambda: LossModule(init, losses, batch_keys="data"),
         "batch_keys must be a sequence of names, got 'data'. Pass a tuple of strings.",
     ),
+    "a box upside down": (lambda: Box([(1, 0)]), "bounds[0] must be finite with lo < hi in float32"),
+    "a number as the directory": (
+        lambda: Checkpoints(3),
+        "directory must be a path, got 3. Pass the directory of the run.",
+    ),
+    "a history without a path": (
+        CSVHistory,
+        "missing 1 required positional argument: 'path'\nIt is called as CSVHistory(path, *, ",
+    ),
+    "an evaluation of nothing": (
+        lambda: Evaluate(lambda: {}),
+        "function must take (model_state), and may take key by that name, got (). Fix its parameters.",
+    ),
+    "numbers as a balancer": (lambda: fit(balancer={"fit": 1.0}), "balancer must be a LossBalancer"),
     "residuals that are missing": (
         lambda: fit(
             data=Data(

@@ -854,7 +854,11 @@ FIT = {"module": UNTRACED, "datamodule": HEAT.datamodule, "optimizer": HEAT.opti
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"module": 5}, TypeError, "module must be a LossModule, got 5. Build one from init and losses."),
+        (
+            {"module": 5},
+            TypeError,
+            "module must be a LossModule, got 5. Build one: LossModule(init, losses, batch_keys=...).",
+        ),
         (
             {"datamodule": 5},
             TypeError,
@@ -925,7 +929,10 @@ def test_arguments_of_fit_are_refused_before_anything_is_traced(change, error, m
         ({"train_step": _plan}, "pass one of optimizer and train_step, got both."),
         ({"source": HEAT.source()}, "pass one of datamodule and source, got both."),
         ({"datamodule": None}, "pass one of datamodule and source, got neither."),
-        ({"module": 5}, "module must be a LossModule, got 5. Build one from init and losses."),
+        (
+            {"module": 5},
+            "module must be a LossModule, got 5. Build one: LossModule(init, losses, batch_keys=...).",
+        ),
     ],
 )
 def test_arguments_of_fit_state_are_refused_before_anything_is_traced(change, message):

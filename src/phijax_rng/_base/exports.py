@@ -1,8 +1,10 @@
-"""What a package exports carries the module that users import it from."""
+"""What a package exports carries the module that users import it from, and its errors the user's lines."""
 
 from collections.abc import Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
+
+from phijax_rng._base.tracebacks import open_door
 
 
 def publish(package: Mapping[str, Any]) -> None:
@@ -18,3 +20,9 @@ def publish(package: Mapping[str, Any]) -> None:
         value = package[name]
         if isinstance(value, (type, FunctionType)):
             value.__module__ = package["__name__"]
+        if (
+            isinstance(value, type)
+            and not issubclass(value, BaseException)
+            and Protocol not in value.__bases__
+        ):
+            open_door(value)

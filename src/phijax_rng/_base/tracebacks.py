@@ -1,14 +1,14 @@
 """Tracebacks of errors that leave the package: the user's lines, and none of what lies between them.
 
 A losses function with a misspelled name raises behind some twenty frames of a trainer and of JAX. `door`
-marks the functions and classes that users call; an error that passes one keeps the frames of the user's code.
-What looks like a fault of this package keeps every frame. `JAX_TRACEBACK_FILTERING=off` keeps them always, as
-it does for those of JAX.
+marks what users call; an error that passes one keeps the frames of the user's code. What looks like a fault
+of this package keeps every frame. `JAX_TRACEBACK_FILTERING=off` keeps them always, as it does for JAX.
 """
 
 import dis
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
@@ -19,28 +19,37 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _OURS = "phijax_rng"
+_OPEN: set[Callable[..., Any]] = set()
+"""Constructors that are doors: a class may be exported by its wing and by the package."""
+
 # Whose frames lie between a call of ours and a line of the user.
 _BETWEEN = (_OURS, "jax", "jaxlib", "contextlib", "functools", "concurrent", "threading")
 
 
 def door(function: T) -> T:
-    """A function that users call, or a class that they make objects of."""
-    if isinstance(function, type):
-        # The signature of a class is that of its `__init__`, which `wraps` keeps.
-        made = cast(Any, function)
-        made.__init__ = door(made.__init__)
-        return function
+    """A function that users call."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
         except Exception as error:
+            if _package(sys._getframe(1)) == _OURS:
+                raise  # the door that the user came through shortens it
             # A bare `raise` goes on with what is stored here, without adding this frame again.
             error.__traceback__ = None if _explain_call(error, function) else _shortened(error)
             raise
 
     return cast(T, call)
+
+
+def open_door(kind: type) -> None:
+    """Makes a door of the constructor of a class that users make objects of, once."""
+    made = cast(Any, kind)
+    if "__init__" in vars(kind) and made.__init__ not in _OPEN:
+        # The signature of a class is that of its `__init__`, which `wraps` keeps.
+        made.__init__ = door(made.__init__)
+        _OPEN.add(made.__init__)
 
 
 def _explain_call(error: Exception, function: Callable[..., Any]) -> bool:

@@ -28,7 +28,6 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
 from phijax_rng.sampling.adapters import AdaptedSampler, States, adapt_sampler
 from phijax_rng.sampling.from_pools import make_samplers, require_known, require_sizes
@@ -336,7 +335,6 @@ class NamedBatchSource:
         assign(self, **{**state, "key": keys.from_fingerprint(state["key"])})
 
 
-@door
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class PoolDataModule:
     """The usual data module: pools and sizes, drawn with `NamedBatchSource.from_pools`.

@@ -56,7 +56,6 @@ from phijax_rng.training.step import TOTAL, LossTrainStep, Optimizer, TrainStep
 _log = logging.getLogger("phijax_rng")
 
 
-@door
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """Trains to a global step, and continues where a run was left.

@@ -30,7 +30,6 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
-from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Batches, KeyScalar, ModelState
 from phijax_rng.devices import row_masks
 from phijax_rng.state import rebuilt
@@ -60,7 +59,6 @@ class StepOutput:
     diagnostics: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
-@door
 @dataclasses.dataclass(frozen=True)
 class LossModule:
     """A model and its named losses, as plain functions.
