@@ -22,6 +22,13 @@ SCHEDULE = optax.cosine_decay_schedule(1e-2, 100)
 SHOWN = dataclasses.replace(HEAT, optimizer=optax.inject_hyperparams(optax.adam)(SCHEDULE))
 
 
+@pytest.fixture(autouse=True)
+def short_rows(monkeypatch):
+    """The state is looked at as often as every 20 updates."""
+    assert [history.look_every(every) for every in (1, 30, 100, 250)] == [100, 120, 100, 250]
+    monkeypatch.setattr(history, "_LEAST_UPDATES", 20)
+
+
 def fit(stop, folder=None, *, problem=HEAT, every=6, **trainer):
     options = {"log_every_n_steps": every, **trainer}
     return _fit.fit(problem, stop, folder, trainer=options, resume="auto" if folder else False)

@@ -373,7 +373,7 @@ MISTAKES = {
     ),
     "a misspelled argument": (
         lambda: Trainer(3).fit(None, datamodul=None, optimizer=None, seed=0),
-        "got an unexpected keyword argument 'datamodul'\nIt is called as Trainer.fit(module, *, datamodule, ",
+        "got an unexpected keyword argument 'datamodul'",
     ),
     "no batch keys": (lambda: LossModule(init, losses), "argument: 'batch_keys'"),
     "one batch key": (

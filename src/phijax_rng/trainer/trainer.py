@@ -97,7 +97,7 @@ class Trainer:
             `Evaluate` and `predict` take. In [0, 1); `None` keeps none.
         gradient_norm: whether rows of the history have `gradient_norm`, the 2-norm of the gradient of the
             update that completed them. A program of its own evaluates that gradient once more, so no bit of
-            the run moves; at most every 20th update has a row with one.
+            the run moves; at most every 100th update has a row with one.
     """
 
     max_steps: int | None = None
