@@ -101,11 +101,11 @@ def test_a_loss_that_slices_change_is_refused_with_both_numbers(kind):
         module(loss).evaluate_terms(START, {"data": rows}, jax.random.key(0)).losses["fit"]
         for rows in (batch, *slices)
     ]
-    values = [np.divide(*term) if isinstance(term, tuple) else term for term in terms]
     if isinstance(terms[0], tuple):
-        values[1:] = [np.divide(*np.sum([np.asarray(term) for term in terms[1:]], axis=0))]
-    assert whole == pytest.approx(float(values[0]), rel=1e-4)
-    assert sliced == pytest.approx(float(np.mean(values[1:])), rel=1e-4, nan_ok=True)
+        by_hand = [np.divide(*np.sum(np.asarray(some, float), axis=0)) for some in (terms[:1], terms[1:])]
+    else:
+        by_hand = [np.mean(np.asarray(some)) for some in (terms[:1], terms[1:])]
+    assert [whole, sliced] == pytest.approx(by_hand, rel=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize("kind", mostly_full(list(RIGHT), everyday=["labeled rows as a pair"]))
