@@ -110,7 +110,8 @@ def _flatten(state: TrainState) -> tuple[tuple[Any, ...], Carried | None]:
     arrays, carried = stored["_parts"]
     if carried is not None and "_whole" in stored:
         # A custom train step may have changed the object that it was given.
-        arrays, carried = model_leaves.split(stored["_whole"])
+        whole = stored["_whole"]
+        arrays, carried = carried.taken_from(whole) or model_leaves.split(whole)
     return (arrays, *(stored[name] for name in _OTHERS)), carried
 
 

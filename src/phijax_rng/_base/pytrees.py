@@ -53,6 +53,16 @@ class Carried:
             leaves[index] = leaf
         return jax.tree.unflatten(self.structure, leaves)
 
+    def taken_from(self, whole: Any) -> "tuple[Any, Carried] | None":
+        """`whole` without its leaves at these places, and those; `None` if it has another structure."""
+        leaves, structure = jax.tree.flatten(whole)
+        if structure != self.structure:
+            return None
+        taken = tuple((index, leaves[index]) for index, _ in self.leaves)
+        for index, _ in taken:
+            leaves[index] = None
+        return jax.tree.unflatten(structure, leaves), Carried(structure, taken)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Carried) or len(self.leaves) != len(other.leaves):
             return False
