@@ -145,6 +145,50 @@ def test_the_end_of_a_run_may_be_its_best_step_until_it_goes_on(tmp_path):
     assert Checkpoints(tmp_path / "straight").steps == (8, 12)
 
 
+def test_a_function_may_be_called_at_the_end_alone():
+    def show(event):
+        steps.append(event.step)
+
+    steps, show.at_end = [], True
+    fit(3, show)
+    assert steps == [3]
+    show.at_end = "yes"
+    with pytest.raises(TypeError, match=r"^callbacks\[0\]\.at_end must be True or False, got 'yes'\."):
+        fit(3, show)
+
+
+def test_a_follower_at_the_end_needs_its_number_too():
+    last = Count()
+    last.follows = "evaluation/weight"
+    fit(3, Evaluate(weight), last)
+    assert last.steps == [3]
+
+    def broken(model_state):
+        raise RuntimeError("no data")
+
+    with pytest.raises(RuntimeError, match="no data"):
+        fit(5, Evaluate(broken), last)
+    assert last.steps == [3]
+
+
+def test_a_best_number_that_the_end_should_have_reported_is_named_after_the_save(tmp_path):
+    saves = {"every_n_steps": 4, "keep_best": ("evaluation/wait", 1)}
+    with pytest.raises(
+        ValueError, match="keep_best compares 'evaluation/wait', and the numbers of step 5 are"
+    ):
+        fit(5, Evaluate(weight), folder=tmp_path, saves=saves)
+    assert Checkpoints(tmp_path).latest_step == 5
+
+
+def test_two_evaluations_of_one_name_are_refused():
+    with pytest.raises(ValueError) as caught:
+        Trainer(5, callbacks=(Evaluate(weight), Evaluate(lambda model_state: {"one": 1})))
+    assert str(caught.value) == (
+        "two Evaluate callbacks have the name 'evaluation', so they would draw from one key stream and "
+        "report under the same names. Pass another name= to one of them."
+    )
+
+
 # Cadences
 
 

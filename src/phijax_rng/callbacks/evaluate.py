@@ -5,7 +5,7 @@ where, and how often, the run is stopped and resumed.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from phijax_rng._base import validation
@@ -51,3 +51,14 @@ class Evaluate:
         )
         validation.mapping(numbers, f"the result of {self.name!r}")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})
+
+
+def require_distinct(callbacks: Iterable[object]) -> None:
+    """Raises a `ValueError` for two evaluations of one name: one key stream, and names that may collide."""
+    names = [one.name for one in callbacks if isinstance(one, Evaluate)]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ValueError(
+            f"two Evaluate callbacks have the name {repeated!r}, so they would draw from one key stream and "
+            "report under the same names. Pass another name= to one of them."
+        )

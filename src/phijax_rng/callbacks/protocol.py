@@ -86,9 +86,10 @@ class Callback(Protocol):
     """Called with an `Event` whenever a multiple of `every_n_steps` updates is complete.
 
     Where a callback `follows` a number, it is called only at steps that have it. With `at_end` a callback is
-    called when the run ends too (at `max_steps`, or where a callback stops it), unless it was called at this
-    step; then `every_n_steps` may be `None`. What it reports there is in the result, its history and the last
-    checkpoint, until the run goes on: then the run is as if it had not ended, and so are all memories.
+    called when the run ends too (at its last step, or where a callback stops it), unless it was called at
+    this step; then `every_n_steps` may be `None`, or absent. What it reports there is in the result, its
+    history and the last checkpoint, until the run goes on: then the run is as if it had not ended, and so are
+    all memories.
 
     Optional members:
 
@@ -197,15 +198,15 @@ def adapt_callback(callback: Any, argument: str) -> AdaptedCallback:
         ValueError: `every_n_steps` is not positive.
     """
     validation.instance(callback, argument)
-    if not isinstance(callback, Callback):
+    at_end = validation.flag(getattr(callback, "at_end", False), f"{argument}.at_end")
+    if not isinstance(callback, Callback) and not (at_end and callable(callback)):
         raise TypeError(
             f"{argument} must be callable and have every_n_steps, got {validation.described(callback)}. "
             "Add what is missing."
         )
     # A function has a name of its own; the class of all functions would not tell two of them apart.
     kind = getattr(callback, "__qualname__", type(callback).__qualname__)
-    at_end = validation.flag(getattr(callback, "at_end", False), f"{argument}.at_end")
-    every_n_steps = callback.every_n_steps
+    every_n_steps = getattr(callback, "every_n_steps", None)
     if every_n_steps is not None or not at_end:
         every_n_steps = validation.positive(every_n_steps, f"{argument}.every_n_steps")
     validation.takes(callback, argument, "event")

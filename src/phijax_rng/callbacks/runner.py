@@ -123,16 +123,18 @@ class CallbackRunner:
         """Whether one of the callbacks may report a number of this name."""
         return bool(self._reporters(name))
 
-    def must_have(self, name: str, step: int, before: int | None = None) -> bool:
+    def must_have(self, name: str, step: int, before: int | None = None, *, has_ended: bool = False) -> bool:
         """Whether a number that callbacks report is missing if it is not there at this step.
 
         Args:
             name: of the number.
             step: at which all callbacks that are due were called.
             before: the place of the callback that wants it; behind all of them for `None`.
+            has_ended: whether those that are due when the run ends were called too.
         """
         # Of several that may report it, the one that does may not be due.
-        return all(callback.is_due(step) for callback in self._reporters(name, before))
+        reporters = self._reporters(name, before)
+        return all(callback.is_due(step) or (has_ended and callback.at_end) for callback in reporters)
 
     def _reporters(self, name: str, before: int | None = None) -> list[AdaptedCallback]:
         return [callback for callback in self._callbacks[:before] if callback.may_report(name)]
@@ -180,7 +182,8 @@ class CallbackRunner:
         """
         errors = list[Exception]()
         for callback in self._callbacks:
-            if not callback.at_end or callback.is_due(event.step) or callback.name in called:
+            is_over = not callback.at_end or callback.is_due(event.step) or callback.name in called
+            if is_over or (callback.follows is not None and callback.follows not in event.metrics):
                 continue
             if self._try(callback, event, f"when the run ended at step {event.step}", errors) is not None:
                 called.append(callback.name)

@@ -58,8 +58,8 @@ class KeepBest:
         return cls(metric, validation.positive(count, "keep_best[1]"), mode, every_n_steps)
 
     def require(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises a `ValueError` at a step that competes without the number that decides."""
-        if not metrics or step % self.every_n_steps or self.metric in metrics:
+        """Raises a `ValueError` unless the number that decides is among those of a step."""
+        if self.metric in metrics:
             return
         raise ValueError(
             f"keep_best compares {self.metric!r}, and the numbers of step {step} are "

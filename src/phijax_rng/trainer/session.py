@@ -327,13 +327,17 @@ class TrainingSession:
         """Raises if this save lacks the number that decides about best, and should have it."""
         # After the save: a missing number is an error, and no reason to lose the state.
         best = None if self._checkpoints is None else self._checkpoints.best_rule
-        if best is not None and self._callbacks.must_have(best.metric, self.step):
+        if best is None or not (self.is_over or self.step % best.every_n_steps == 0):
+            return
+        if self._callbacks.must_have(best.metric, self.step, has_ended=self.is_over):
             best.require(self.step, self.metrics)
 
     def finish(self) -> None:
         """Saves, waits for the save, and finishes display and callbacks."""
         try:
             self._end(save=True)
+            if self.is_over and self.iterations:
+                self._require_best_metric()
             if self._best is not None and self.is_over:
                 self._restored = self._best.of(self.state, self.metrics)
         except LeftUnsavedError:

@@ -28,6 +28,7 @@ from phijax_rng._base.frozen import assign
 from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Seed, Step
 from phijax_rng.auditing.audit_report import AuditReport
+from phijax_rng.callbacks.evaluate import require_distinct
 from phijax_rng.callbacks.progress import make_progress
 from phijax_rng.callbacks.protocol import Callback, adapt_callbacks
 from phijax_rng.checkpoints.manager import Checkpoints
@@ -148,6 +149,7 @@ class Trainer:
                 f"checkpoints must be a Checkpoints or None, got {validation.formatted(self.checkpoints)}. "
                 "Pass Checkpoints(directory)."
             )
+        require_distinct(self.callbacks)
         restoring(self.callbacks, self.checkpoints)
 
     @door
