@@ -300,6 +300,15 @@ class RunDirectory:
             + "\nStart a fresh run in another directory."
         )
 
+    def run_id(self) -> str | None:
+        """The run that the newest readable document names."""
+        for step in reversed(self.steps):
+            with contextlib.suppress(DamagedCheckpointError, StepGoneError):
+                found = run_of(self.document(step))
+                if found is not None:
+                    return found
+        return None
+
     def readable_contract(self) -> dict[str, Any]:
         """The contract of the newest step whose document is readable; an empty dict if there is none."""
         for step in reversed(self.steps):

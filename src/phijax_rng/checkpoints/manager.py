@@ -158,6 +158,11 @@ class Checkpoints:
         """
         return self._retention.best_step()
 
+    @property
+    def run_id(self) -> str | None:
+        """The run whose steps these are, by the newest one that says so."""
+        return self._run.run_id()
+
     def existing(self, step: int | str | None = None, *, weights_only: bool = False) -> int:
         """This step if it is on disk, the latest for `None`, and `best_step` for `"best"`.
 
@@ -413,7 +418,7 @@ class Checkpoints:
         if theirs and (step is None or step in theirs):
             found = max(theirs) if step is None else step
             weights = functools.partial(foreign.phijax_weights, theirs[found], found, like)
-            state = self._run.read(found, "the weights", weights)
+            state = RunDirectory(theirs[found].parent).read(found, "the weights", weights)
             return Restoration(state, found, {"contract": {}, "memory": {}})
         return self._seen(
             self._run.at(step, lambda n: self._run.restored(like, n, weights_only=weights_only))

@@ -1,6 +1,7 @@
 """Writes steps with Orbax, one at a time, each in the background if that is wanted."""
 
 import contextlib
+import os
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -47,6 +48,9 @@ class StepWriter:
         # Not in `start`: the writer must be free before `error` closes the manager, which waits for it.
         items: dict[str, Any] = {STATE: ocp.args.StandardSave(document.stored), DOCUMENT: document}
         try:
+            folder = self._run.path / str(document.step)
+            if os.path.lexists(folder):
+                raise FileExistsError(f"{folder} is there, and is no step that phijax_rng wrote; move it")
             self._open().save(document.step, args=ocp.args.Composite(**items), force=True)
         finally:
             document.stored = {}  # Orbax has them for as long as it needs them

@@ -408,7 +408,9 @@ def _lineage(plan: ResumePlan, restored: Restored) -> Lineage:
     # With the weights alone, nothing that happened to the other run concerns this one.
     changes = [] if plan.weights_only else list(before.get("changes", []))
     if plan.is_own_run:
-        own = before["id"] if "id" in before else uuid.uuid4().hex
+        # A state that was saved by hand names no run; the steps before it do.
+        known = None if plan.checkpoints is None else plan.checkpoints.run_id
+        own = before.get("id") or known or uuid.uuid4().hex
         return Lineage(own, before.get("origin"), restored.step, changes)
     origin = None
     if plan.checkpoints is not None:
