@@ -49,13 +49,6 @@ class ProcessLostError(RuntimeError):
     """A run of several processes cannot continue, most likely because another process has ended."""
 
 
-class LeftUnsavedError(KeyboardInterrupt):
-    """A second SIGINT came, or the grace period was over: the run left at once and saved nothing more.
-
-    The message names the step on disk. It is a `KeyboardInterrupt`, so `except Exception` lets it pass.
-    """
-
-
 class _Updates(Protocol):
     """The `Chunk` that an error carries; its module may not be imported here."""
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from phijax_rng import Trainer
-from phijax_rng.errors import LeftUnsavedError
+from phijax_rng._base.background import LeaveNow
 from phijax_rng.trainer.signals import StopSignals, checked_signals
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -42,11 +42,11 @@ def test_the_handlers_of_the_caller_are_set_back(number):
 def test_a_second_sigint_is_raised_and_names_the_save_that_stands():
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(LeftUnsavedError, match=r"^interrupted twice: no checkpoint was saved$"):
+        with pytest.raises(LeaveNow, match=r"^interrupted twice: no checkpoint was saved$"):
             signal.raise_signal(signal.SIGINT)
         signals.describe_save = lambda: "the newest checkpoint is step 7 in /run"
         message = "interrupted twice: the newest checkpoint is step 7 in /run"
-        with pytest.raises(LeftUnsavedError, match=f"^{re.escape(message)}$"):
+        with pytest.raises(LeaveNow, match=f"^{re.escape(message)}$"):
             signal.raise_signal(signal.SIGINT)
         assert signals.received is signal.SIGINT
 
@@ -55,7 +55,7 @@ def test_a_second_sigint_is_raised_after_a_sigterm_too():
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(LeftUnsavedError, match=r"^interrupted twice: no checkpoint was saved$"):
+        with pytest.raises(LeaveNow, match=r"^interrupted twice: no checkpoint was saved$"):
             signal.raise_signal(signal.SIGINT)
         assert signals.received is signal.SIGTERM
 
@@ -190,7 +190,7 @@ def test_a_second_sigint_is_held_back_too():
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         done = []
-        with pytest.raises(LeftUnsavedError), signals.held():
+        with pytest.raises(LeaveNow), signals.held():
             signal.raise_signal(signal.SIGINT)
             done.append(1)
         assert done == [1]
@@ -214,7 +214,7 @@ def test_the_end_of_the_grace_period_ends_a_wait():
         signals.describe_save = lambda: "the newest checkpoint is step 7 in /run"
         signal.raise_signal(signal.SIGTERM)
         message = r"^the grace period of 0\.05 s is over: the newest checkpoint is step 7 in /run$"
-        with pytest.raises(LeftUnsavedError, match=message):
+        with pytest.raises(LeaveNow, match=message):
             threading.Event().wait(60)
         assert signals.grace_over
     with StopSignals(grace=0.05) as signals:
@@ -231,5 +231,5 @@ def test_a_disk_that_cannot_be_listed_hides_no_interrupt():
         signals.describe_save = listing
         signal.raise_signal(signal.SIGINT)
         message = r"^interrupted twice: the checkpoints cannot be listed \(OSError\)$"
-        with pytest.raises(LeftUnsavedError, match=message):
+        with pytest.raises(LeaveNow, match=message):
             signal.raise_signal(signal.SIGINT)

@@ -13,6 +13,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class LeaveNow(KeyboardInterrupt):
+    """Ends a run without a wait for anything.
+
+    The caller gets a plain `KeyboardInterrupt`: Python gives the exit status of an interrupt to no subclass.
+    """
+
+
 class Worker:
     """One daemon thread, which does what is submitted in order."""
 

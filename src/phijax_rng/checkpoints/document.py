@@ -248,6 +248,8 @@ class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         # Hashing takes every core, so it starts only when `save` has returned and training continues.
         args.returned.wait()
         self.save(directory, args)
+        if args.abandoned:
+            raise InterruptedError("the run left before this save was complete")
 
     def save(self, directory: Path, args: "SaveDocument") -> None:
         """Does the work at once."""
@@ -277,6 +279,7 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         sha256: the seal, once the document is written.
         returned: set when the call that started the save has returned.
         is_writer: whether this process writes the document.
+        abandoned: whether the save is not to become visible any more.
     """
 
     parts: Parts
@@ -288,6 +291,7 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     sha256: str | None = None
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
     is_writer: bool = True
+    abandoned: bool = False
     stored: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 import jax
 
 from phijax_rng._base import validation
+from phijax_rng._base.background import LeaveNow
 from phijax_rng.checkpoints import foreign, stored_leaves
 from phijax_rng.checkpoints.directory import Restoration, RunDirectory
 from phijax_rng.checkpoints.document import SaveDocument, require_contract
@@ -40,7 +41,7 @@ from phijax_rng.checkpoints.lock import DirectoryLock
 from phijax_rng.checkpoints.schedule import Schedule
 from phijax_rng.checkpoints.writer import StepWriter
 from phijax_rng.devices import processes
-from phijax_rng.errors import DamagedCheckpointError, DirectoryInUseError, LeftUnsavedError
+from phijax_rng.errors import DamagedCheckpointError, DirectoryInUseError
 from phijax_rng.state import TrainState
 
 
@@ -100,7 +101,7 @@ class Checkpoints:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._depth -= 1
         outermost = self._depth == 0
-        if error is not None and (processes.is_multiprocess() or issubclass(error, LeftUnsavedError)):
+        if error is not None and (processes.is_multiprocess() or issubclass(error, LeaveNow)):
             # Closing waits for every process, and an error here need not be one in the others; who leaves at
             # once waits for nothing.
             self._writer.abandon()

@@ -1,15 +1,33 @@
 """Writes steps with Orbax, one at a time, each in the background if that is wanted."""
 
+import atexit
 import contextlib
 import os
+import threading
 from typing import Any
 
 import orbax.checkpoint as ocp
 
 from phijax_rng._base import validation
+from phijax_rng._base.background import Worker
 from phijax_rng.checkpoints.directory import STATE, RunDirectory
 from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument
 from phijax_rng.errors import SaveError
+
+# Writers with a save in flight, and the process that started it.
+_unfinished: "dict[StepWriter, int]" = {}
+
+
+def _wait_at_exit() -> None:
+    """Waits for saves that nobody waited for."""
+    for writer, process in list(_unfinished.items()):
+        if process == os.getpid():  # a fork copies no thread
+            with contextlib.suppress(Exception):
+                writer.wait()
+
+
+# Before `atexit`: there the executors that Orbax and the digests use are closed, and a save would fail.
+getattr(threading, "_register_atexit", atexit.register)(_wait_at_exit)
 
 
 class StepWriter:
@@ -39,6 +57,7 @@ class StepWriter:
         if not self._asynchronous:
             document.returned.set()  # or the writer would wait for a return that waits for the writer
         self.in_flight = document
+        _unfinished[self] = os.getpid()
         try:
             self._save(document)
         except Exception as error:
@@ -47,12 +66,17 @@ class StepWriter:
     def _save(self, document: SaveDocument) -> None:
         # Not in `start`: the writer must be free before `error` closes the manager, which waits for it.
         items: dict[str, Any] = {STATE: ocp.args.StandardSave(document.stored), DOCUMENT: document}
+        # Orbax's threads are daemons where the thread that makes them is one. Others would keep a process
+        # alive that is to leave while a disk hangs; `_wait_at_exit` waits for these.
+        worker = Worker("phijax_rng-save")
+        args = ocp.args.Composite(**items)
         try:
             folder = self._run.path / str(document.step)
             if os.path.lexists(folder):
                 raise FileExistsError(f"{folder} is there, and is no step that phijax_rng wrote; move it")
-            self._open().save(document.step, args=ocp.args.Composite(**items), force=True)
+            worker.submit(lambda: self._open().save(document.step, args=args, force=True)).result()
         finally:
+            worker.end()
             document.stored = {}  # Orbax has them for as long as it needs them
             document.returned.set()  # also behind an error, or the writer's thread would wait for ever
 
@@ -69,6 +93,7 @@ class StepWriter:
             except Exception as error:
                 raise self.error(self.in_flight.step if self.in_flight else None, error) from error
         landed, self.in_flight = self.in_flight, None
+        _unfinished.pop(self, None)
         return landed
 
     def reload(self) -> None:
@@ -86,12 +111,16 @@ class StepWriter:
             manager.close()
 
     def abandon(self) -> None:
-        """Forgets the save in flight without a wait."""
+        """Forgets the save in flight without a wait; it does not land any more."""
+        if self.in_flight is not None:
+            self.in_flight.abandoned = True
         self._manager, self.in_flight = None, None
+        _unfinished.pop(self, None)
 
     def error(self, step: int | None, error: Exception) -> SaveError:
         """The error to raise for a save; drops Orbax's manager, which remembers the failed step as saved."""
         self.in_flight = None
+        _unfinished.pop(self, None)
         with contextlib.suppress(Exception):
             self.close()
         kept = "unknown, since the directory cannot be read"

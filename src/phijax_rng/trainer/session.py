@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from phijax_rng._base.background import LeaveNow
 from phijax_rng.callbacks.history import History, IntervalMeans, LearningRates, Stopwatch, look_every
 from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
 from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
-from phijax_rng.errors import LeftUnsavedError, NonFiniteError, SaveError
+from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.resume.plan import ResumedRun
 from phijax_rng.trainer.best import Best, BestState
 from phijax_rng.training.chunks import Chunk, Values, named_leaves, terms_of
@@ -340,7 +341,7 @@ class TrainingSession:
                 self._require_best_metric()
             if self._best is not None and self.is_over:
                 self._restored = self._best.of(self.state, self.metrics)
-        except LeftUnsavedError:
+        except LeaveNow:
             raise
         except BaseException as error:
             with _notes_on(error):
@@ -350,7 +351,7 @@ class TrainingSession:
 
     def abandon(self, error: BaseException) -> None:
         """After an error: saves what the updates before it reached, and finishes the callbacks."""
-        if isinstance(error, LeftUnsavedError):
+        if isinstance(error, LeaveNow):
             self._display.close()
             return
         # Every process raises a non-finite loss at the same step, so it may save; other errors may not.

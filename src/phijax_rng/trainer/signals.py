@@ -1,7 +1,7 @@
 """What ends a run before its last step: signals, handled between chunks, and the clock.
 
 A handler sets a flag that the trainer polls between chunks, so nothing is raised while a call of the loop is
-in flight or a file half written. Another SIGINT leaves at once and saves nothing: `LeftUnsavedError`. A
+in flight or a file half written. Another SIGINT leaves at once and saves nothing: `LeaveNow`. A
 signal that the process ignores stays ignored. Outside the main thread Python allows no handlers, and none
 are set.
 
@@ -32,8 +32,8 @@ import jax
 from jax.experimental import multihost_utils
 
 from phijax_rng._base import validation
+from phijax_rng._base.background import LeaveNow
 from phijax_rng.devices import processes
-from phijax_rng.errors import LeftUnsavedError
 
 _log = logging.getLogger("phijax_rng")
 
@@ -100,7 +100,7 @@ class StopSignals:
         received: the signal that ends the run, or that the processes agreed on; `None` without one.
         timed_out: whether `max_time` is over, as `poll` has found.
         grace_over: whether the grace period after the first signal is over.
-        describe_save: which save is on disk, for the message of `LeftUnsavedError`.
+        describe_save: which save is on disk, for the message of `LeaveNow`.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class StopSignals:
             stands = self.describe_save()
         except Exception as error:  # of any type: the disk may be what hangs
             stands = f"the checkpoints cannot be listed ({type(error).__name__})"
-        raise LeftUnsavedError(f"{reason}: {stands}")
+        raise LeaveNow(f"{reason}: {stands}")
 
     def _start_grace(self, number: int) -> None:
         if self._grace is not None:

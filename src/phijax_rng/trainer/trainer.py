@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 
 from phijax_rng import keys
 from phijax_rng._base import validation
+from phijax_rng._base.background import LeaveNow
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.tracebacks import door
 from phijax_rng._base.types import Seed, Step
@@ -35,7 +36,6 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.devices.placement import require_devices, resolve
 from phijax_rng.devices.row_sharding import UNEVEN
-from phijax_rng.errors import LeftUnsavedError
 from phijax_rng.resume.plan import Resume, ResumedRun, locked_plan, resume_run
 from phijax_rng.state import TrainState
 from phijax_rng.trainer import predict
@@ -325,11 +325,11 @@ class Trainer:
                 with spec.prepared_data():
                     run = resume_run(plan, spec, spec.fresh_state(root), root)
                     result = self._train(spec, run, signals, None if root is None else keys.seed_of(root))
-        except LeftUnsavedError as error:
+        except LeaveNow as error:
             if signals.grace_over:
                 _log.error("%s", error)
                 signals.end(self.on_sigterm)
-            raise
+            raise KeyboardInterrupt(str(error)).with_traceback(error.__traceback__) from None
         # Not before the caller's handlers are back: a signal after the last poll ends the process too.
         signals.end(self.on_sigterm)
         return result
@@ -412,7 +412,7 @@ class Trainer:
             self._run_chunks(loop, prefetcher, session, signals)
         finally:
             # Who leaves at once does not wait for a source that hangs.
-            prefetcher.close(wait=not isinstance(sys.exception(), LeftUnsavedError))
+            prefetcher.close(wait=not isinstance(sys.exception(), LeaveNow))
 
     def _run_chunks(
         self,
