@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from phijax_rng.state import TrainState
+from phijax_rng.training.chunks import Chunk
 
 Columns: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 """Name -> one number for each of some consecutive updates."""
@@ -253,3 +254,110 @@ class Stopwatch:
     def next_chunk(self, step: int) -> None:
         """A chunk has ended, with all that the host does after it."""
         self._chunk = (step, self.seconds)
+
+
+class RunHistory:
+    """The rows of a run, added chunk by chunk.
+
+    Attributes:
+        rows: what a run repeats.
+        timing: wall time and speed at the same steps.
+        newest: the newest value of each number that a row has besides losses and reports.
+        gradient_norm: of the next update; set where `wants_gradient_norm`.
+    """
+
+    def __init__(
+        self, memory: Mapping[str, Any], state: TrainState, *, every: int, has_norms: bool, leaves_out: bool
+    ):
+        """Continues the rows of a run.
+
+        Args:
+            memory: what a checkpoint has of `plain()`; empty for a fresh run.
+            state: which the run starts from.
+            every: updates between two logged rows.
+            has_norms: whether rows have norms of the gradient.
+            leaves_out: whether updates that are not finite are skipped.
+        """
+        self.rows = History.from_plain(memory.get("history", {}))
+        self.timing = History.from_plain(memory.get("timing", {}))
+        self.newest: dict[str, float] = {}
+        self.gradient_norm = 0.0
+        self._every, self._look_every = every, look_every(every)
+        self._has_norms, self._leaves_out = has_norms, leaves_out
+        self._watch = Stopwatch(memory.get("seconds", 0.0))
+        # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
+        unknown = memory and int(state.step) % every
+        self._means = IntervalMeans(memory.get("interval", None if unknown else {}))
+        self._rates = LearningRates(state, self._look_every)
+
+    def start(self, step: int) -> None:
+        """Compilation has ended."""
+        self._watch.start(step)
+
+    def next_step(self, step: int) -> int | None:
+        """The next step at which a state must be looked at for a row; `None` for none."""
+        following = (step // self._look_every + 1) * self._look_every
+        # A norm is evaluated before the update that completes the row.
+        before = following - 1 if self._has_norms and following > step + 1 else following
+        return before if self._has_norms else self._rates.next_step(step)
+
+    def wants_gradient_norm(self, step: int) -> bool:
+        """Whether the update after this step completes a row that has the norm of its gradient."""
+        return self._has_norms and (step + 1) % self._look_every == 0
+
+    def add_chunk(self, chunk: Chunk, loss_names: Sequence[str], skipped: int) -> None:
+        """Adds the logged updates of a chunk.
+
+        Args:
+            chunk: with at least one update.
+            loss_names: the recorded numbers that are losses.
+            skipped: updates that were skipped before this chunk.
+        """
+        now, reached = self._watch.seconds, chunk.start
+        for step in range(chunk.start + self._every - chunk.start % self._every, chunk.step + 1, self._every):
+            self._add_to_means(chunk, loss_names, reached, step)
+            besides = {**self._means.take(), **(self._looked_at(chunk) if step == chunk.step else {})}
+            if self._leaves_out:
+                bad = np.count_nonzero(chunk.nonfinite[: step - chunk.start])
+                besides["skipped_updates"] = float(skipped + bad)
+            self.newest.update(besides)
+            losses = {name: float(values[step - chunk.start - 1]) for name, values in chunk.records.items()}
+            self.rows.add(step, {**losses, **besides})
+            self.timing.add(step, self._watch.row(step, chunk.step, now))
+            reached = step
+        self._add_to_means(chunk, loss_names, reached, chunk.step)
+
+    def add_report(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Adds what callbacks report on this step."""
+        self.rows.add(step, numbers)
+        if not len(self.timing) or self.timing[-1]["step"] < step:
+            self.timing.add(step, self._watch.row(step, step, self._watch.seconds))
+
+    def end_chunk(self, step: int) -> None:
+        """The host has done its part after a chunk."""
+        self._watch.next_chunk(step)
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON can store it."""
+        return {
+            "history": self.rows.plain(),
+            "interval": self._means.plain(),
+            # Not the same twice, so apart from what a resume repeats.
+            "seconds": self._watch.seconds,
+            "timing": self.timing.plain(),
+        }
+
+    def _add_to_means(self, chunk: Chunk, loss_names: Sequence[str], start: int, stop: int) -> None:
+        """Adds the updates from step `start` to `stop` to the interval in progress."""
+        if self._every == 1:
+            return  # the mean of one update would only repeat it
+        updates = slice(start - chunk.start, stop - chunk.start)
+        # The losses of a skipped update are not finite, and no update.
+        made = ~chunk.nonfinite[updates] if self._leaves_out else slice(None)
+        self._means.add({name: chunk.records[name][updates][made] for name in loss_names})
+
+    def _looked_at(self, chunk: Chunk) -> dict[str, float]:
+        """What a row has of the state at its step, or of the one before it."""
+        norm = self._has_norms and chunk.step % self._look_every == 0
+        rates = self._rates.read(chunk.state, chunk.step)
+        return {**rates, "gradient_norm": self.gradient_norm} if norm else rates

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from phijax_rng._base.background import LeaveNow
-from phijax_rng.callbacks.history import History, IntervalMeans, LearningRates, Stopwatch, look_every
+from phijax_rng.callbacks.history import RunHistory
 from phijax_rng.callbacks.progress import Display
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event
 from phijax_rng.callbacks.runner import CallbackRunner, checked_report
@@ -53,10 +53,7 @@ class TrainingSession:
         step: its step.
         metrics: the losses of the last update by name, and the reports of callbacks at that step; after a
             resume those of the checkpoint, until there is another update.
-        history: the losses of each update that completed a multiple of `log_every_n_steps`, their means since
-            the row before it, learning rates, and reports.
-        timing: wall time and speed at the steps of the history.
-        gradient_norm: of the next update; set where `wants_gradient_norm`.
+        log: the rows of the history.
         max_steps: the step at which training ends.
         skipped_updates: how many updates `on_nonfinite="skip"` has skipped, with those before a resume.
         skipped_in_a_row: how many of them are the last updates.
@@ -81,8 +78,14 @@ class TrainingSession:
         self.state = run.state
         self.step = self._first = int(run.state.step)
         self.metrics: dict[str, float] = dict(run.memory.get("metrics", {}))
-        self._open_history(run, log_every_n_steps)
-        self._gradient_norm, self.gradient_norm = gradient_norm, 0.0
+        self.log = RunHistory(
+            run.memory,
+            run.state,
+            every=log_every_n_steps,
+            has_norms=gradient_norm,
+            leaves_out=skips_nonfinite,
+        )
+        self._reported: dict[str, float] = {}
         self._skips = skips_nonfinite
         self.skipped_updates, self.skipped_in_a_row = run.memory.get("skipped", (0, 0))
         self._was_saved = False
@@ -116,19 +119,6 @@ class TrainingSession:
         self._warned_of_nonfinite = self._warned_of_balancer = False
         if checkpoints is not None:
             checkpoints.start_clock()
-
-    def _open_history(self, run: ResumedRun, every: int) -> None:
-        self._every, self._look_every = every, look_every(every)
-        self.history = History.from_plain(run.memory.get("history", {}))
-        self.timing = History.from_plain(run.memory.get("timing", {}))
-        self._watch = Stopwatch(run.memory.get("seconds", 0.0))
-        # A checkpoint of 0.1.0 has no sums: the means of an interval that it cuts are not known.
-        unknown = run.memory and self.step % every
-        self._means = IntervalMeans(run.memory.get("interval", None if unknown else {}))
-        self._rates = LearningRates(run.state, self._look_every)
-        # What the display shows besides losses: of the newest row, and of reports.
-        self._newest: dict[str, float] = {}
-        self._reported: dict[str, float] = {}
 
     @property
     def iterations(self) -> int:
@@ -180,7 +170,7 @@ class TrainingSession:
                 it is looked for.
         """
         self._loss_names = loss_names
-        self._watch.start(self.step)
+        self.log.start(self.step)
         self._display.phase("running")
         self._callbacks.require_followed(names, self.max_steps)
         self._callbacks.warn_of_idle(self.max_steps)
@@ -192,23 +182,10 @@ class TrainingSession:
                 self._callbacks.require_reported(what, best.metric, best.every_n_steps, self.max_steps)
 
     def next_host_step(self) -> int | None:
-        """The next step at which a save or a callback is due by its number."""
+        """The next step at which a save, a callback or a look at the state is due by its number."""
         save = None if self._checkpoints is None else self._checkpoints.next_save(self.step)
-        wanted = (
-            *(save, self._callbacks.next_step(self.step), self._rates.next_step(self.step)),
-            *((self._next_gradient_norm(),) if self._gradient_norm else ()),
-        )
+        wanted = (save, self._callbacks.next_step(self.step), self.log.next_step(self.step))
         return min((step for step in wanted if step is not None), default=None)
-
-    @property
-    def wants_gradient_norm(self) -> bool:
-        """Whether the next update completes a row that has the norm of its gradient."""
-        return self._gradient_norm and (self.step + 1) % self._look_every == 0
-
-    def _next_gradient_norm(self) -> int:
-        """The step before the next such update; after it, the update alone."""
-        following = self.step // self._look_every * self._look_every + self._look_every
-        return following if following == self.step + 1 else following - 1
 
     def on_chunk(self, chunk: Chunk) -> None:
         """Takes a chunk over: history, display, callbacks, save."""
@@ -233,7 +210,7 @@ class TrainingSession:
         if due:
             self.save()
             self._require_best_metric()
-        self._watch.next_chunk(self.step)
+        self.log.end_chunk(self.step)
 
     def catch_up(self) -> None:
         """Calls the callbacks that the resumed run was interrupted before."""
@@ -241,21 +218,8 @@ class TrainingSession:
             self._call_callbacks()
 
     def _update_history(self, chunk: Chunk) -> None:
-        self.metrics = _at(chunk, -1)
-        now = self._watch.seconds
-        reached = chunk.start
-        for step in range(chunk.start + self._every - chunk.start % self._every, chunk.step + 1, self._every):
-            self._add_to_means(chunk, reached, step)
-            seen = self._looked_at(chunk) if step == chunk.step else {}
-            besides = {**self._means.take(), **seen}
-            if self._skips:
-                skipped = np.count_nonzero(chunk.nonfinite[: step - chunk.start])
-                besides["skipped_updates"] = float(self.skipped_updates + skipped)
-            self._newest.update(besides)
-            self.history.add(step, {**_at(chunk, step - chunk.start - 1), **besides})
-            self.timing.add(step, self._watch.row(step, chunk.step, now))
-            reached = step
-        self._add_to_means(chunk, reached, chunk.step)
+        self.metrics = {name: float(values[-1]) for name, values in chunk.records.items()}
+        self.log.add_chunk(chunk, self._loss_names, self.skipped_updates)
         if self._skips:
             self._count_skipped(chunk.nonfinite)
 
@@ -263,21 +227,6 @@ class TrainingSession:
         since_finite = nonfinite[::-1].argmin() if not nonfinite.all() else len(nonfinite)
         self.skipped_in_a_row = int(since_finite) + (self.skipped_in_a_row if nonfinite.all() else 0)
         self.skipped_updates += int(np.count_nonzero(nonfinite))
-
-    def _looked_at(self, chunk: Chunk) -> dict[str, float]:
-        """What a row has of the state at its step, or of the one before it."""
-        norm = self._gradient_norm and chunk.step % self._look_every == 0
-        rates = self._rates.read(chunk.state, chunk.step)
-        return {**rates, "gradient_norm": self.gradient_norm} if norm else rates
-
-    def _add_to_means(self, chunk: Chunk, start: int, stop: int) -> None:
-        """Adds the updates from step `start` to `stop` to the interval in progress."""
-        if self._every == 1:
-            return  # the mean of one update would only repeat it
-        updates = slice(start - chunk.start, stop - chunk.start)
-        # The losses of a skipped update are not finite, and no update.
-        made = ~chunk.nonfinite[updates] if self._skips else slice(None)
-        self._means.add({name: chunk.records[name][updates][made] for name in self._loss_names})
 
     def _show(self, chunk: Chunk) -> None:
         self._warn_of_nonfinite(chunk)
@@ -287,7 +236,7 @@ class TrainingSession:
         """Shows the first loss, the newest reports, its newest mean, and what else the newest row says."""
         first = next(iter(self.metrics))
         others = {f"mean/{name}" for name in self._loss_names if name != first}
-        newest = {name: value for name, value in self._newest.items() if name not in others}
+        newest = {name: value for name, value in self.log.newest.items() if name not in others}
         if self._skips:
             newest["skipped_updates"] = self.skipped_updates
         self._display.show(self.step, {first: self.metrics[first], **self._reported, **newest})
@@ -385,22 +334,20 @@ class TrainingSession:
         return Event(
             step=self.step,
             metrics=types.MappingProxyType(self.metrics),
-            history=self.history,
+            history=self.log.rows,
             start=self._first,
             memory={},
             _state=self.state,
             _report=self._add_report,
-            timing=self.timing,
+            timing=self.log.timing,
         )
 
     def _add_report(self, numbers: Mapping[str, float]) -> None:
         added = checked_report(numbers, self.metrics)
         with self._held():
-            self.history.add(self.step, {**self.metrics, **added})
+            self.log.add_report(self.step, {**self.metrics, **added})
             self.metrics.update(added)
             self._reported.update(added)
-            if not len(self.timing) or self.timing[-1]["step"] < self.step:
-                self.timing.add(self.step, self._watch.row(self.step, self.step, self._watch.seconds))
         self._show_numbers()
 
     def _memory(self) -> dict[str, Any]:
@@ -415,13 +362,9 @@ class TrainingSession:
             **pending,
             "callbacks": self._callbacks.memories(),
             "settings": self._callbacks.settings(),
-            "history": self.history.plain(),
-            "interval": self._means.plain(),
+            **self.log.plain(),
             "metrics": metrics,
-            # Not the same twice, so apart from what a resume repeats.
-            "seconds": self._watch.seconds,
             "skipped": [self.skipped_updates, self.skipped_in_a_row],
-            "timing": self.timing.plain(),
         }
 
     def _end(self, *, save: bool) -> None:
@@ -497,7 +440,3 @@ def _notes_on(error: BaseException) -> Iterator[None]:
         yield
     except Exception as other:
         error.add_note(f"and then: {type(other).__name__}: {other}")
-
-
-def _at(chunk: Chunk, index: int) -> dict[str, float]:
-    return {name: float(values[index]) for name, values in chunk.records.items()}

@@ -426,8 +426,8 @@ class Trainer:
         state = loop.place(session.state)
         while not session.is_over and not signals.poll():
             source, end = prefetcher.at(session.step)
-            if session.wants_gradient_norm:
-                session.gradient_norm = loop.gradient_norm(state, source)
+            if session.log.wants_gradient_norm(session.step):
+                session.log.gradient_norm = loop.gradient_norm(state, source)
             bounds = (session.max_steps, end, session.next_host_step())
             bound = min(bound for bound in bounds if bound is not None)
             began = time.perf_counter()
@@ -448,8 +448,8 @@ class Trainer:
             module=spec.module,
             state=state,
             metrics=metrics,
-            history=tuple(session.history),
-            timing=tuple(session.timing),
+            history=tuple(session.log.rows),
+            timing=tuple(session.log.timing),
             iterations=session.iterations,
             skipped_updates=session.skipped_updates,
             stopped_early=unfinished and not signalled,
