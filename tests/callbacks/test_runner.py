@@ -312,6 +312,7 @@ def leaked():
         ("3.0", "'3.0'"),
         (None, "None"),
         ([1.0], "[1.0]"),
+        (jax.random.key(0), "key<fry>[]"),
     ],
 )
 def test_only_real_numbers_can_be_reported(value, given):

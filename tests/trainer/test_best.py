@@ -102,6 +102,22 @@ def test_a_run_that_fails_has_its_last_state():
     assert int(caught.value.result.state.step) == 6
 
 
+def test_a_run_that_goes_back_to_its_best_step_repeats_its_bits(tmp_path):
+    first = fit(12, tmp_path, restore_best=False)
+    back = fit(12, tmp_path, restore_best=False, resume="best")
+    assert (int(first.state.step), back.iterations) == (8, 4)
+    assert_trees_bitwise_equal(back.state, first.state)
+    assert (back.history, back.metrics) == (first.history, first.metrics)
+    assert sorted(entry.name for entry in (tmp_path / "superseded").iterdir()) == ["8-0"]
+    # Another run may start there too, and draws on from the same step.
+    saves = Checkpoints(tmp_path / "other", asynchronous=False)
+    other = Trainer(8, checkpoints=saves, progress=False).fit(
+        HEAT.module, seed=0, **HEAT.arguments, ckpt_path=tmp_path, ckpt_step="best"
+    )
+    assert other.iterations == 4
+    assert_trees_bitwise_equal(other.state, first.state)
+
+
 def test_checkpoints_that_do_not_keep_it_are_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
         fit(4, tmp_path, keep_best=False)

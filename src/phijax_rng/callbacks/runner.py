@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng.callbacks.memories import assigned, settings_of
 from phijax_rng.callbacks.protocol import AdaptedCallback, Event, Memory
@@ -264,7 +265,8 @@ def _as_float(value: Any, name: str) -> float:
             "Return it from that function."
         )
     # `float` would also take text, an array of one element, and a complex number of NumPy.
-    if not is_array(value) or np.shape(value) != () or np.iscomplexobj(value):
+    is_number = is_array(value) and not keys.is_typed_key(value) and not np.iscomplexobj(value)
+    if not is_number or np.shape(value) != ():
         raise TypeError(f"{name} must be a number, got {validation.described(value)}. Reduce it first.")
     return float(value)
 
