@@ -570,7 +570,8 @@ def test_a_nan_planted_at_step_137_is_reported_with_its_term_and_drawn_again(tmp
         fit(300, tmp_path, problem=planted, trainer={"log_every_n_steps": 100})
     error = caught.value
     assert (error.step, error.terms, int(error.state.step)) == (137, ("pde",), 137)
-    assert str(error).startswith("training became non-finite at step 137: 'pde' is nan.")
+    assert str(error).startswith("training became non-finite at step 137: 'pde' is nan, and the ")
+    assert "model_state['hidden']['kernel']" in error.leaves
     assert steps(tmp_path) == (137,)
     # The lines of the report, as users run them.
     lines = error.__notes__[-1].split("\n")

@@ -422,12 +422,12 @@ class TrainingSession:
             index = int(np.argmax(chunk.nonfinite))
             terms = terms_of(chunk, index, self._loss_names)
             losses = [term for term in terms if term in chunk.records]
-            found = losses + ([named_leaves(chunk.turned)] if chunk.turned else [])
+            leaves = [named_leaves(chunk.turned)] if chunk.turned else []
             _log.warning(
                 "training became non-finite at step %d (%s) and continues, as on_nonfinite says; "
                 "its batch is source(%d)",
                 chunk.start + index,
-                ", ".join(found or terms),
+                ", ".join(losses or leaves or terms),
                 chunk.start + index,
             )
             self._warned_of_nonfinite = True
