@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng import keys
-from phijax_rng._base import model_leaves, pytrees
+from phijax_rng._base import model_leaves, pytrees, validation
 from phijax_rng._base.model_leaves import is_array
 from phijax_rng._base.pytrees import Carried
 from phijax_rng._base.types import KeyScalar
@@ -155,14 +155,6 @@ def abstract_model(init: Callable[[KeyScalar], object], key: KeyScalar) -> Any:
 
 
 @runtime_checkable
-class _Optimizer(Protocol):
-    """What the first state needs of an Optax transformation."""
-
-    @property
-    def init(self) -> Callable[[Any], Any]: ...
-
-
-@runtime_checkable
 class _Balancer(Protocol):
     """A balancer, which is passed where its state belongs."""
 
@@ -203,7 +195,7 @@ def initialize_train_state(
         model_state: parameters and variables, any pytree. If it was initialized from a key, do not
             pass that same key here: with JAX's partitionable Threefry `split(key, 3)` repeats the
             first keys of any longer split. Use `keys.split_root(seed)`.
-        optimizer: an Optax `GradientTransformation` (anything with `init`).
+        optimizer: an Optax `GradientTransformation`, or anything with `init` and `update`.
         balancer_state: from `balancer.initialize()`; `{}` without one.
         key: the runtime key, when `sampling_key` and `balancer_key` are given; `keys.StreamKeys`, whose
             runtime, sampling and balancer streams are taken; or one root alone, split into the three.
@@ -216,10 +208,7 @@ def initialize_train_state(
             an array that JAX cannot hold.
         ValueError: the keys are of different implementations; an NNX object is in `model_state` twice.
     """
-    if not isinstance(optimizer, _Optimizer):
-        raise TypeError(
-            f"optimizer must offer init(params), got {formatted(optimizer)}. Pass an Optax optimizer."
-        )
+    optimizer = validation.optimizer(optimizer)
     if isinstance(balancer_state, _Balancer):
         raise TypeError(
             f"balancer_state must be what a balancer keeps, got the balancer {formatted(balancer_state)}. "

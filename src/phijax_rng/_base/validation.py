@@ -231,6 +231,22 @@ def takes(value: Any, name: str, *arguments: str) -> Any:
     return value
 
 
+def optimizer(value: Any) -> Any:
+    """`value`, if it has the two functions of an Optax transformation."""
+    fix = "Pass an Optax optimizer."
+    if isinstance(value, type):
+        return instance(value, "optimizer")
+    if all(callable(getattr(value, name, None)) for name in ("init", "update")):
+        return value
+    if callable(value):
+        fix = "Call it with its learning rate."
+    elif isinstance(value, (list, tuple)):
+        fix = "Join several into one with optax.chain(...)."
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        fix = f"Pass an Optax optimizer, such as optax.adam({value})."
+    raise TypeError(f"optimizer must offer init and update, got {described(value)}. {fix}")
+
+
 def path(value: object, name: str, *, fix: str) -> str:
     """`value` as text, if it is the path of something."""
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None

@@ -31,6 +31,7 @@ from phijax_rng.training.balancing.adapter import adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.schedule import make_refresh
 from phijax_rng.training.module import DataModule, LossModule, require_mask
+from phijax_rng.training.optimizer_call import require_fitting_optimizer, require_optimizer
 from phijax_rng.training.step import LossTrainStep, Optimizer, TrainStep
 
 
@@ -93,15 +94,7 @@ class RunSpec:
             model_leaves.require_arrays(self.initial.model_state)
         if self.train_step is None:
             _require_module(self.module, self.balancer)
-            if not isinstance(self.optimizer, Optimizer):
-                fix = (
-                    "Call it with its learning rate."
-                    if callable(self.optimizer)
-                    else "Pass an Optax optimizer."
-                )
-                raise TypeError(
-                    f"optimizer must offer init and update, got {validation.described(self.optimizer)}. {fix}"
-                )
+            require_optimizer(self.optimizer, has_residuals=self.module.residuals is not None)
         else:
             self._check_train_step()
         balancer = adapt_balancer(self.balancer)
@@ -183,6 +176,8 @@ class RunSpec:
 
     def _averaging(self, state: TrainState) -> TrainState:
         """`state` with an average if the run keeps one; that of the caller's state continues."""
+        if self.train_step is None:
+            require_fitting_optimizer(state.optimizer_state, trainable(state.model_state))
         begun = isinstance(state.optimizer_state, AveragedState)
         return state if self.ema_decay is None or begun else with_average(state)
 

@@ -25,7 +25,11 @@ from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.weights import fraction
 from phijax_rng.training.microbatches import evaluated
 from phijax_rng.training.module import LossModule, StepOutput
-from phijax_rng.training.optimizer_call import optimizer_update
+from phijax_rng.training.optimizer_call import (
+    optimizer_update,
+    require_fitting_optimizer,
+    require_optimizer,
+)
 from phijax_rng.training.variables import is_none, separated
 
 TOTAL = "total_loss"
@@ -67,8 +71,8 @@ class Optimizer(Protocol):
 class LossTrainStep:
     """The update of a `LossModule` by an Optax transformation.
 
-    Transformations that take more than gradients (`value`, `grad`, `value_fn`, as line searches and plateau
-    schedules do) receive it.
+    An optimizer whose `update` takes more than gradients receives it: `value`, `grad`, `value_fn`, `obj_fn`,
+    `grad_fn`, and `residual_fn` where the module has residuals.
 
     With micro-batches, row i of a batch of b rows belongs to micro-batch `i // (b / microbatches)`. They are
     evaluated one after the other, the j-th with the key `split(key, microbatches)[j]`. Each loss is the mean
@@ -87,7 +91,8 @@ class LossTrainStep:
             first state, and `evaluation_params`, which has the average. `None` keeps none.
 
     Raises:
-        TypeError: `balancer` is not a `LossBalancer`.
+        TypeError: `balancer` is not a `LossBalancer`, or `optimizer` no optimizer, or one whose `update`
+            requires other arguments.
         ValueError: `ema_decay` is out of range.
     """
 
@@ -99,6 +104,7 @@ class LossTrainStep:
     _adapted: AdaptedBalancer = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        require_optimizer(self.optimizer, has_residuals=self.module.residuals is not None)
         assign(self, _adapted=adapt_balancer(self.balancer))
         if self.ema_decay is not None:
             fraction(self.ema_decay, "ema_decay")
@@ -116,6 +122,7 @@ class LossTrainStep:
         """
         params = trainable(state.model_state)
         kept = optimizer_part(state.optimizer_state, self.ema_decay)
+        require_fitting_optimizer(kept, params)
         objective = functools.partial(self._objective, state, batches, key, mask)
         (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
@@ -130,6 +137,8 @@ class LossTrainStep:
             params,
             value=total,
             value_fn=lambda params: objective(params)[0],
+            grad_fn=lambda params: _gradient(objective, params),
+            residual_fn=self._residual_fn(state, batches, key),
         )
         # Parameters first, then variables: a leaf that the losses replaced keeps its new value.
         model_state = merge(variables, merge(params, state.model_state))
@@ -153,8 +162,7 @@ class LossTrainStep:
     ) -> jax.Array:
         """The 2-norm of the gradient that an update with these arguments gives to the optimizer."""
         objective = functools.partial(self._objective, state, batches, key, mask)
-        grads, (variables, *_) = jax.grad(objective, has_aux=True)(trainable(state.model_state))
-        grads = jax.tree.map(_descent_direction, grads, separated(variables)[1], is_leaf=is_none)
+        grads = _gradient(objective, trainable(state.model_state))
         return jnp.sqrt(sum((jnp.sum(jnp.abs(leaf) ** 2) for leaf in jax.tree.leaves(grads)), jnp.float32(0)))
 
     def _objective(
@@ -167,6 +175,14 @@ class LossTrainStep:
         )
         total, observed = self._combine(losses.named(), state)
         return total, (variables, losses, diagnostics, observed)
+
+    def _residual_fn(
+        self, state: TrainState, batches: Batches, key: KeyScalar
+    ) -> Callable[[ModelState], Mapping[str, jax.Array]] | None:
+        """The rows of the residuals as a function of the parameters; `None` without residuals."""
+        if self.module.residuals is None:
+            return None
+        return lambda params: self.module.residual_rows(merge(params, state.model_state), batches, key)
 
     def _combine(self, losses: Mapping[str, jax.Array], state: TrainState) -> tuple[jax.Array, Any]:
         """The total, and the balancer's next state if it observes the losses."""
@@ -183,6 +199,11 @@ class LossTrainStep:
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
             balancer_state = observed = balancer.observed(seen, key, balancer_state)
         return balancer.total(ordered, balancer_state), observed
+
+
+def _gradient(objective: Callable[[ModelState], Any], params: ModelState) -> Any:
+    grads, (variables, *_) = jax.grad(objective, has_aux=True)(params)
+    return jax.tree.map(_descent_direction, grads, separated(variables)[1], is_leaf=is_none)
 
 
 def _descent_direction(grad: jax.Array | None, variable: jax.Array | None) -> Any:
