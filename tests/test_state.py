@@ -155,7 +155,7 @@ def test_keys_that_do_not_make_a_state_are_rejected(args, options, error, messag
 def test_what_is_no_optimizer_is_rejected():
     with pytest.raises(TypeError) as caught:
         initialize_train_state(MODEL, 0.1, {}, STREAMS)
-    assert str(caught.value) == ("optimizer must offer init(params), got 0.1. Pass an Optax optimizer.")
+    assert str(caught.value) == "optimizer must offer init and update, got 0.1. Pass an Optax optimizer."
 
 
 # The runtime stream

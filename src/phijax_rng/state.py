@@ -208,7 +208,7 @@ def initialize_train_state(
             an array that JAX cannot hold.
         ValueError: the keys are of different implementations; an NNX object is in `model_state` twice.
     """
-    optimizer = validation.optimizer(optimizer)
+    init = validation.optimizer(optimizer).init
     if isinstance(balancer_state, _Balancer):
         raise TypeError(
             f"balancer_state must be what a balancer keeps, got the balancer {formatted(balancer_state)}. "
@@ -226,7 +226,7 @@ def initialize_train_state(
         step=jnp.asarray(np.int32(0)),
     )
     # From the arrays that the state holds: NumPy arrays in native byte order, which JAX can read.
-    return state.replace(optimizer_state=optimizer.init(trainable(state.model_state)))
+    return state.replace(optimizer_state=init(trainable(state.model_state)))
 
 
 def _three_streams(

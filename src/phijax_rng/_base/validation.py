@@ -242,8 +242,6 @@ def optimizer(value: Any) -> Any:
         fix = "Call it with its learning rate."
     elif isinstance(value, (list, tuple)):
         fix = "Join several into one with optax.chain(...)."
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        fix = f"Pass an Optax optimizer, such as optax.adam({value})."
     raise TypeError(f"optimizer must offer init and update, got {described(value)}. {fix}")
 
 

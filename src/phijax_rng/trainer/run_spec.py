@@ -94,7 +94,7 @@ class RunSpec:
             model_leaves.require_arrays(self.initial.model_state)
         if self.train_step is None:
             _require_module(self.module, self.balancer)
-            require_optimizer(self.optimizer, has_residuals=self.module.residuals is not None)
+            require_optimizer(self.optimizer, self.module)
         else:
             self._check_train_step()
         balancer = adapt_balancer(self.balancer)

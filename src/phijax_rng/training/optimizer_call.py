@@ -6,8 +6,8 @@
     grad_fn               `params -> gradient`
     residual_fn           `params -> {name: rows}`, where the module has residuals
 
-An optimizer receives those that its `update` names, and all of them if `update` has `**extra_args`, as a chain
-has, whose own transformations may want any of them. What one of these rejects is left out.
+An optimizer receives those that its `update` names, and all of them if `update` has `**extra_args`, as a
+chain has, whose own transformations may want any of them. What one of these rejects is left out.
 """
 
 import inspect
@@ -21,6 +21,7 @@ import optax.contrib
 
 from phijax_rng._base import validation
 from phijax_rng._base.types import ModelState
+from phijax_rng.training.module import LossModule
 
 _OFFERED = ("value", "grad", "grad_pt", "value_fn", "obj_fn", "grad_fn")
 _RESIDUALS = "residual_fn"
@@ -30,12 +31,17 @@ _REJECTED = re.compile(r"got (?:an unexpected keyword argument|multiple values f
 _MISSING = re.compile(r"missing \d+ required .*arguments?: (.*)")
 
 
-def require_optimizer(optimizer: object, *, has_residuals: bool) -> None:
+def require_optimizer(optimizer: object, module: object) -> None:
     """Raises unless this object can be called as an optimizer with what is offered.
+
+    Args:
+        optimizer: what the user passed.
+        module: a `LossModule`.
 
     Raises:
         TypeError: it is no optimizer, or its `update` requires other arguments.
     """
+    has_residuals = isinstance(module, LossModule) and module.residuals is not None
     _extra_names(validation.optimizer(optimizer), has_residuals)
 
 
@@ -87,40 +93,41 @@ def optimizer_update(
     Raises:
         TypeError: a part of the optimizer requires an argument that is not offered.
     """
-    offered = _Offered(params, value, grads, value_fn, grad_fn, residual_fn)
-    names = _extra_names(optimizer, residual_fn is not None)
-    extra = {name: getattr(offered, name) for name in names}
+    offered = _offered(params, value, grads, value_fn, grad_fn)
+    if residual_fn is not None:
+        offered[_RESIDUALS] = lambda given: residual_fn(_filled(given, params))
+    extra = {name: offered[name] for name in _extra_names(optimizer, _RESIDUALS in offered)}
     if _has(optimizer_state, optax.LookaheadState) and isinstance(grads, optax.LookaheadParams):
         grads = grads.fast  # the slow parameters follow the fast ones, and have no gradient
     updates, optimizer_state = _called(optimizer.update, (grads, optimizer_state, params), extra)
     return optax.apply_updates(params, updates), optimizer_state
 
 
-class _Offered:
-    """The extra arguments by name."""
+def _offered(
+    params: ModelState,
+    value: jax.Array,
+    grads: Any,
+    value_fn: Callable[[ModelState], jax.Array],
+    grad_fn: Callable[[ModelState], Any],
+) -> dict[str, Any]:
+    """The extra arguments of every update by name."""
 
-    def __init__(
-        self,
-        params: ModelState,
-        value: jax.Array,
-        grads: Any,
-        *functions: Callable[[ModelState], Any] | None,
-    ):
-        value_fn, grad_fn, residual_fn = functions
-        self.value = value
-        self.grad = self.grad_pt = grads
+    # Line searches pass arguments that they do not know to `value_fn`, and raise if it does not name them.
+    def objective(
+        given: ModelState,
+        grad_pt: Any = None,
+        obj_fn: Any = None,
+        grad_fn: Any = None,
+        residual_fn: Any = None,
+    ) -> jax.Array:
+        return value_fn(_filled(given, params))
 
-        # Line searches pass all extra arguments that they do not know to `value_fn`, and raise if it does not
-        # name them.
-        def objective(
-            given: ModelState, grad_pt: Any = None, obj_fn: Any = None, grad_fn: Any = None, residual_fn: Any = None
-        ) -> Any:
-            return value_fn(_filled(given, params))
+    # `optax.contrib.sam` also passes the number of an inner step.
+    def gradient(given: ModelState, *_: Any, **__: Any) -> Any:
+        return _hidden(grad_fn(_filled(given, params)), given)
 
-        self.value_fn = self.obj_fn = objective
-        # `optax.contrib.sam` passes the number of an inner step too.
-        self.grad_fn = lambda given, *_, **__: _hidden(grad_fn(_filled(given, params)), given)
-        self.residual_fn = None if residual_fn is None else lambda given: residual_fn(_filled(given, params))
+    both = {"grad": grads, "grad_pt": grads, "value_fn": objective, "obj_fn": objective}
+    return {"value": value, **both, "grad_fn": gradient}
 
 
 def _filled(given: ModelState, params: ModelState) -> ModelState:

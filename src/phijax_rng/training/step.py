@@ -104,7 +104,7 @@ class LossTrainStep:
     _adapted: AdaptedBalancer = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_optimizer(self.optimizer, has_residuals=self.module.residuals is not None)
+        require_optimizer(self.optimizer, self.module)
         assign(self, _adapted=adapt_balancer(self.balancer))
         if self.ema_decay is not None:
             fraction(self.ema_decay, "ema_decay")
