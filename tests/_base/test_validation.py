@@ -253,13 +253,13 @@ def test_lists_in_messages_are_quoted_and_an_empty_one_is_called_nothing():
 )
 def test_what_is_no_array_of_finite_numbers_is_rejected(value, shape, error, message):
     with pytest.raises(error) as caught:
-        validation.finite_float32(value, "center", shape)
+        validation.finite_array(value, "center", shape)
     assert str(caught.value) == message
 
 
 def test_finite_numbers_become_a_read_only_array_of_their_own():
     given = np.array([1.0, 2.0])
-    held = validation.finite_float32(given, "center", (None,))
+    held = validation.finite_array(given, "center", (None,))
     given[0] = 5
     assert held.tolist() == [1, 2] and held.dtype == np.float32
     assert not held.flags.writeable

@@ -345,7 +345,7 @@ DTYPE = "dtype of coordinates must be float32, or float64 with jax_enable_x64 on
         (
             lambda: UniformDomainSampler(BOX, {"label": "a"}),
             TypeError,
-            "templates['label'] must hold numbers, got dtype <U1. Convert it.",
+            "templates['label'] must hold numbers, got dtype <U1. Convert the rows to one numeric dtype.",
         ),
         (
             lambda: UniformDomainSampler(BOX).sample(KEY, "all"),

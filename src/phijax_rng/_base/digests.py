@@ -86,6 +86,7 @@ def _host_bytes(leaf: Any) -> tuple[str, np.ndarray[Any, Any]]:
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return f"key<{jax.random.key_impl(leaf)}>", np.asarray(jax.random.key_data(leaf))
     array = np.asarray(leaf)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return str(array.dtype), array
 
 

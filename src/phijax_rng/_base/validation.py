@@ -89,27 +89,32 @@ def num_points(value: object, name: str) -> int:
 
 
 def real_numbers(value: object) -> np.ndarray[Any, Any]:
-    """`value` as float64; a TypeError for text, booleans and complex numbers, which NumPy would convert."""
+    """`value` as float64; a TypeError for text, booleans and complex numbers, which NumPy would convert.
+
+    And for masked entries, of which NumPy would take what is under the mask.
+    """
     array = np.asarray(value)
-    if array.dtype.kind in "bcOSUmM":
+    if array.dtype.kind in "bcOSUmM" or np.ma.is_masked(value):
         raise TypeError(f"no real numbers: {formatted(value)}. Pass floats.")
     return array.astype(np.float64)
 
 
-def finite_float32(value: object, name: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
-    """`value` as a read-only float32 array of finite numbers; `None` in `shape` is any positive length."""
+def finite_array(
+    value: object, name: str, shape: tuple[int | None, ...], dtype: Any = np.float32
+) -> np.ndarray[Any, Any]:
+    """`value` as a read-only array of finite numbers in `dtype`; `None` in `shape` is any positive length."""
     wanted = "one number" if not shape else f"numbers of shape ({', '.join(map(_length, shape))},)"
     try:
         array = real_numbers(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be {wanted}, got {formatted(value)}. Pass floats.") from None
     with np.errstate(over="ignore"):
-        array = array.astype(np.float32)
+        array = array.astype(dtype)
     lengths = zip(array.shape, shape, strict=False)
     if array.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
         raise ValueError(f"{name} must be {wanted}, got shape {array.shape}. Pass that shape.")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite in float32, got {formatted(value)}. Pass finite numbers.")
+        raise ValueError(f"{name} must be finite in {array.dtype}, got {formatted(value)}. Pass finite numbers.")
     array.flags.writeable = False
     return array
 

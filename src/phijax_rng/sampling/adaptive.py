@@ -115,7 +115,7 @@ class ResidualDistributionSampler:
             raise ValueError(
                 "domain must not give the field 'weights', which says how a point was drawn. Rename it."
             )
-        return {"rows": rows, **_weighted(jnp.ones(self.num_candidates, jnp.float32))}
+        return {"rows": rows, **_weighted(jnp.ones(self.num_candidates, jnp.float32), rows)}
 
     def due(self, step: Step, state: object) -> jax.Array:
         """Whether the state is refreshed before the batch of `step` is drawn; may be traced."""
@@ -132,7 +132,7 @@ class ResidualDistributionSampler:
         """
         rows = self.domain.sample(key, self.num_candidates)
         size = _magnitude(residuals(rows), self.num_candidates)
-        return {"rows": rows, **_weighted(_density(size, self.exponent, self.offset))}
+        return {"rows": rows, **_weighted(_density(size, self.exponent, self.offset), rows)}
 
     def sample(self, key: KeyScalar, size: BatchSize, state: Any) -> Rows:
         """Candidates in proportion to their density, with replacement, and their `weights`; may be traced."""
@@ -310,11 +310,15 @@ def _density(size: jax.Array, exponent: float, offset: float) -> jax.Array:
     return jnp.where(follows, density, 1)
 
 
-def _weighted(density: jax.Array) -> dict[str, jax.Array]:
-    """Cumulative sums of the density as whole numbers, the last close to `2**30`; and what undoes it."""
+def _weighted(density: jax.Array, rows: Rows) -> dict[str, jax.Array]:
+    """Cumulative sums of the density as whole numbers, the last close to `2**30`; and what undoes it.
+
+    What undoes it is float64 beside float64 rows: a product with losses must not need a promotion.
+    """
     share = density / jnp.sum(density)
     whole = jnp.round(share * jnp.float32(_TOTAL)).astype(jnp.int32)
-    weights = jnp.mean(density) / density
+    is_wide = any(row.dtype == jnp.float64 for row in jax.tree.leaves(rows))
+    weights = (jnp.mean(density) / density).astype(jnp.float64 if is_wide else jnp.float32)
     # What is never drawn has no weight.
     return {
         "cumulative": jnp.cumsum(whole, dtype=jnp.int32),
@@ -338,7 +342,7 @@ def _check_options(sampler: Any) -> None:
     )
     assign(sampler, refresh_start_step=start)
     for name in ("exponent", "offset"):
-        value = validation.finite_float32(getattr(sampler, name), name, ())
+        value = validation.finite_array(getattr(sampler, name), name, ())
         if value < 0:
             raise ValueError(
                 f"{name} must not be negative, got {formatted(getattr(sampler, name))}. Use 0 or more."

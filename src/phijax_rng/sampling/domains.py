@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base import coordinates, exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 from phijax_rng._base.validation import formatted
 from phijax_rng.sampling import rows
-from phijax_rng.sampling.pools import as_fields
+from phijax_rng.sampling.pools import as_fields, numbers
 
 
 @pytrees.record(data=("bounds", "templates"), meta=("dtype", "sort_axis"))
@@ -39,19 +39,20 @@ class UniformDomainSampler:
     Attributes:
         bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as `dtype`, shape `(axes, 2)`.
         templates: more fields, each one row without its leading axis, repeated for every point.
-        dtype: float32, or float64 with x64 on; `uniform` is drawn in it.
+        dtype: float32 or float64, in which `uniform` is drawn; by default float64 with x64 on, unless the
+            bounds are narrower.
         sort_axis: a column of `inputs` to sort each batch by, ascending; `None` to keep the order of drawing.
     """
 
     bounds: Any
     templates: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    dtype: Any = np.float32
+    dtype: Any = None
     _: dataclasses.KW_ONLY
     sort_axis: int | None = None
 
     def __post_init__(self) -> None:
-        dtype = _checked_dtype(self.dtype)
-        bounds = exact_math.checked_bounds(self.bounds, "bounds", dtype)
+        dtype = coordinates.resolved(self.dtype, self.bounds)
+        bounds = coordinates.checked_bounds(self.bounds, "bounds", dtype)
         assign(self, dtype=dtype, bounds=bounds, templates=_checked_templates(self.templates))
         if self.sort_axis is not None:
             axis = validation.whole_number(self.sort_axis, "sort_axis", len(bounds))
@@ -72,7 +73,7 @@ class UniformDomainSampler:
             `inputs` of shape `(size, axes)`, and each template as `(size, *template.shape)`.
         """
         size = validation.num_points(size, "size")
-        u = jax.random.uniform(key, (size, self.num_uniforms), dtype=self.dtype)
+        u = exact_math.unit(key, (size, self.num_uniforms), self.dtype)
         return rows.sort_rows(self.place(u), self.sort_axis)
 
     @property
@@ -107,7 +108,9 @@ class UniformDomainSampler:
         }
 
 
-@pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis"))
+@pytrees.record(
+    data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis", "dtype")
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeSampler:
     """Points of a pool, at times drawn for each batch.
@@ -124,6 +127,7 @@ class SpaceTimeSampler:
         method: how distinct places are found, as in `RandomRowSampler`.
         sort_axis: a column of the new `inputs` to sort each batch by, ascending; 0 unless said
             otherwise, `None` to keep the order of drawing.
+        dtype: of the new `inputs`, float32, or float64 with x64 on; that of the pool's for `None`.
     """
 
     fields: Any
@@ -133,6 +137,7 @@ class SpaceTimeSampler:
     replace: bool = True
     method: str = "permutation"
     sort_axis: int | None = 0
+    dtype: Any = None
 
     def __post_init__(self) -> None:
         fields = as_fields(self.fields)
@@ -142,16 +147,26 @@ class SpaceTimeSampler:
                 "fields must not hold 'targets', which belong to the times of the pool. Drop them."
             )
         time_axis = rows.checked_axis(self.time_axis, "time_axis", fields)
-        fix = "Convert it with .astype(np.float32)."
-        dtype = _checked_dtype(fields["inputs"].dtype, "fields['inputs']", fix)
+        dtype, inputs = self._checked_dtype(fields["inputs"])
         validation.flag(self.replace, "replace")
         validation.one_of(self.method, "method", rows.METHODS)
-        assign(self, fields=fields, time_axis=time_axis)
-        bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", dtype)
+        assign(self, fields={**fields, "inputs": inputs}, time_axis=time_axis, dtype=dtype)
+        bounds = coordinates.checked_bounds([self.time_bounds], "time_bounds", dtype)
         assign(self, time_bounds=bounds[0])
         if self.sort_axis is not None:
             axis = rows.checked_axis(self.sort_axis, "sort_axis", fields)
             assign(self, sort_axis=axis)
+
+    def _checked_dtype(self, inputs: Any) -> tuple[np.dtype[Any], Any]:
+        """The dtype of the points, and the pool's inputs in it."""
+        if self.dtype is None:
+            fix = "Pass dtype=float32."
+            return coordinates.checked_dtype(inputs.dtype, "fields['inputs']", fix), inputs
+        dtype = coordinates.resolved(self.dtype)
+        if inputs.dtype == dtype:
+            return dtype, inputs
+        narrowed = inputs.astype(dtype) if isinstance(inputs, jax.Array) else np.asarray(inputs, dtype)
+        return dtype, narrowed
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
@@ -176,7 +191,7 @@ class SpaceTimeSampler:
         indices = rows.draw_indices(row_key, size, count, self.replace, self.method)
         picked = rows.take(self.fields, indices)
         bounds = jnp.asarray(self.time_bounds)
-        times = exact_math.uniform(time_key, (size,), bounds[0], bounds[1])
+        times = exact_math.affine(exact_math.unit(time_key, (size,), self.dtype), bounds[0], bounds[1])
         return rows.sort_rows(
             {**picked, "inputs": picked["inputs"].at[:, self.time_axis].set(times)}, self.sort_axis
         )
@@ -199,23 +214,6 @@ class SpaceTimeSampler:
         }
 
 
-def _checked_dtype(
-    dtype: Any, name: str = "dtype of coordinates", fix: str = "Use float32."
-) -> np.dtype[Any]:
-    try:
-        # NumPy takes `None` for float64, and an array for its dtype.
-        found = None if dtype is None or isinstance(dtype, jax.Array) else np.dtype(dtype)
-    except TypeError:
-        found = None
-    if found == np.float32:
-        return np.dtype(np.float32)
-    if found == np.float64 and jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        return np.dtype(np.float64)
-    raise ValueError(
-        f"{name} must be float32, or float64 with jax_enable_x64 on, got {formatted(dtype)}. {fix}"
-    )
-
-
 def _checked_templates(templates: object) -> dict[str, Any]:
     if not isinstance(templates, Mapping):
         raise TypeError(
@@ -227,8 +225,7 @@ def _checked_templates(templates: object) -> dict[str, Any]:
         )
     checked = {}
     for name, row in templates.items():
-        array = row if isinstance(row, jax.Array) else np.array(row)
-        if array.dtype.kind not in "biufcV":
-            raise TypeError(f"templates[{name!r}] must hold numbers, got dtype {array.dtype}. Convert it.")
-        checked[str(name)] = array
+        on_device = isinstance(row, jax.Array) and not jax.dtypes.issubdtype(row.dtype, jax.dtypes.extended)
+        checked[str(name)] = row if on_device else numbers(row, f"templates[{name!r}]")
+    rows.require_narrow(checked, "templates")
     return checked

@@ -24,6 +24,7 @@ from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
 from phijax_rng._base.validation import formatted
+from phijax_rng.sampling.pools import Frame, as_fields, numbers, unmasked
 from phijax_rng.sampling.protocols import INDEX, StepSampler
 from phijax_rng.sampling.rows import (
     METHODS,
@@ -167,10 +168,17 @@ class DatasetSampler(_FetchedRows):
     sampler: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.dataset, np.ndarray) and is_dataset(self.dataset):
+            assign(self, dataset=as_fields({"inputs": self.dataset})["inputs"])
         assign(self, sampler=self._numbers())
         self.gather(np.zeros(1, np.int32))
 
     def _numbers(self) -> Any:
+        if isinstance(self.dataset, Frame):
+            raise TypeError(
+                f"dataset must hold elements by number, got {formatted(self.dataset)} with named columns. "
+                "Pass it as a pool, which takes it column by column."
+            )
         if not is_dataset(self.dataset):
             raise TypeError(
                 f"dataset must offer len(dataset) and dataset[i], got {formatted(self.dataset)}. "
@@ -240,14 +248,18 @@ def is_dataset(value: object) -> bool:
     """Whether `value` offers elements by number, and is neither text nor a mapping."""
     return (
         isinstance(value, Dataset)
-        and not isinstance(value, (str, bytes, Mapping))
+        and not isinstance(value, (str, bytes, Mapping, Frame))
         and getattr(value, "shape", None) != ()  # an array without axes has __len__, and raises
     )
 
 
 def fetch(fields: Mapping[str, Any], index: np.ndarray[Any, Any]) -> Rows:
     """These rows of every field, as NumPy arrays in the dtypes that JAX would give them."""
-    return jax.tree.map(lambda array: _narrowed(_picked(array, index)), dict(fields))
+    labels = {name: f"fields[{name!r}]" for name in fields}
+    return {
+        name: _narrowed(unmasked(_picked(array, index), labels[name]), labels[name])
+        for name, array in fields.items()
+    }
 
 
 def _stacked(elements: list[dict[str, Any]]) -> Rows:
@@ -261,19 +273,24 @@ def _stacked(elements: list[dict[str, Any]]) -> Rows:
                 f"{_outline(element)} beside {_outline(elements[0])}. Make them alike."
             )
     arrays = [np.stack(leaves) for leaves in zip(*(leaves for leaves, _ in columns), strict=True)]
-    return jax.tree.unflatten(columns[0][1], [_narrowed(array) for array in arrays])
+    stacked = jax.tree.unflatten(columns[0][1], arrays)
+    return dict(
+        jax.tree_util.tree_map_with_path(
+            lambda path, array: _narrowed(array, f"dataset[...]{jax.tree_util.keystr(path)}"), stacked
+        )
+    )
 
 
-def _picked(array: Any, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _picked(array: Any, index: np.ndarray[Any, Any]) -> Any:
     if isinstance(array, (np.ndarray, jax.Array)) and not isinstance(array, np.memmap):
         return np.take(np.asarray(array), index, axis=0)
     # In ascending order and each once: HDF5 demands it, and a disk likes it.
     rows, positions = np.unique(index, return_inverse=True)
-    return np.asarray(array[rows])[positions.reshape(index.shape)]
+    return np.asanyarray(array[rows])[positions.reshape(index.shape)]
 
 
-def _narrowed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    require_narrow(array)
+def _narrowed(array: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any]:
+    require_narrow(array, label)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
@@ -306,15 +323,13 @@ def _element(dataset: Any, number: int) -> dict[str, Any]:
         raise ValueError(
             f"dataset[{number}] must have at least one field, got {formatted(element)}. Name what it holds."
         )
-    arrays = jax.tree.map(np.asarray, fields, is_leaf=lambda leaf: not isinstance(leaf, Mapping))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-        if leaf.dtype.kind not in "biufcV":
-            where = jax.tree_util.keystr(path)
-            raise TypeError(
-                f"dataset[{number}]{where} must hold numbers, got dtype {leaf.dtype} ({formatted(element)}). "
-                "Map the dataset to arrays, and filter it before it is numbered."
-            )
-    return arrays
+    return dict(
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf: numbers(leaf, f"dataset[{number}]{jax.tree_util.keystr(path)}"),
+            fields,
+            is_leaf=lambda leaf: not isinstance(leaf, Mapping),
+        )
+    )
 
 
 def _with_fields(sampler: object, fields: object) -> Any:

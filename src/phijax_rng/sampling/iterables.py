@@ -14,6 +14,8 @@ import numpy as np
 
 from phijax_rng._base import validation
 from phijax_rng._base.validation import formatted
+from phijax_rng.sampling.pools import numbers
+from phijax_rng.sampling.rows import require_narrow
 
 # The prefetcher is up to three stacks, of 64 steps or 64 MiB each, ahead of the step of a save, and a save
 # digests the batch of its step again.
@@ -102,7 +104,7 @@ class IterableSource:
                 f"of step {self._next}. Train to max_steps={self._next}, or pass a longer one."
             ) from None
         # A loader may fill the same arrays again for its next batch.
-        batch = _copied(batch)
+        batch = _copied(batch, self._next)
         if not self._next:
             self._most = _most_retained(batch)
         self._retained[self._next] = batch
@@ -119,11 +121,19 @@ def _is_empty(iterable: Any) -> bool:
         return False
 
 
-def _copied(batch: object) -> Any:
+def _copied(batch: object, step: int) -> Any:
     """A copy on the host, names in the order given."""
+
+    def copied(path: tuple[Any, ...], leaf: object) -> np.ndarray[Any, Any]:
+        label = f"batch {step}{jax.tree_util.keystr(path)}"
+        array = numbers(leaf, label)
+        require_narrow(array, label)
+        return array
+
     if isinstance(batch, Mapping):
-        return {name: jax.tree.map(np.array, rows) for name, rows in batch.items()}
-    return jax.tree.map(np.array, batch)
+        named = jax.tree_util.tree_map_with_path(copied, dict(batch))
+        return {name: named[name] for name in batch}
+    return jax.tree_util.tree_map_with_path(copied, batch)
 
 
 def _most_retained(batch: object) -> int:

@@ -26,8 +26,8 @@ class HostPool:
 
     Arrays are copied and made read-only. Memory maps, and chunked arrays on disk that offer
     `shape`, `dtype`, `chunks` and indexing (an HDF5 dataset, a Zarr array), are
-    not copied: writing to their file changes the pool. Dtypes stay; JAX narrows 64-bit values on a
-    device unless x64 is on.
+    not copied: writing to their file changes the pool. Dtypes stay, in native byte order; JAX narrows 64-bit
+    values on a device unless x64 is on. Masked or missing entries, and dtypes that JAX does not have, raise.
 
     Attributes:
         inputs: shape `(rows, ...)`.
@@ -72,13 +72,57 @@ class _HasFields(Protocol):
     def fields(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class _Series(Protocol):
+    """A column of a table, as pandas has it, which knows its missing values."""
+
+    dtype: Any
+
+    def to_numpy(self) -> Any: ...
+
+    def isna(self) -> Any: ...
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A table with named columns, as pandas has it."""
+
+    columns: Any
+
+    def items(self) -> Any: ...
+
+    def to_numpy(self) -> Any: ...
+
+
+class NativeRows:
+    """Rows on disk in another byte order, converted as they are read; JAX has native order only."""
+
+    chunks = None
+
+    def __init__(self, rows: Any):
+        self._rows = rows
+        self.shape, self.dtype = tuple(rows.shape), rows.dtype.newbyteorder("=")
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
+        return np.asanyarray(self._rows[where]).astype(self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asanyarray(self._rows).astype(self.dtype if dtype is None else dtype)
+
+
 def as_fields(fields: Any) -> dict[str, Any]:
-    """The checked fields of a pool, or of a mapping from field name to array.
+    """The checked fields of a pool, of a mapping from field name to array, or of a table with named columns.
 
     Arrays on a device stay there; the others are stored as by `HostPool`.
     """
     if isinstance(fields, _HasFields):
         fields = fields.fields()
+    elif isinstance(fields, Frame):
+        validation.names(list(fields.columns), "columns")
+        fields = dict(fields.items())
     validation.mapping(fields, "fields")
     checked = {name: _checked(value, f"fields[{name!r}]") for name, value in fields.items()}
     _check_equally_many(checked)
@@ -100,31 +144,92 @@ def _checked(value: object, name: str) -> Any:
     if hasattr(value, "block_until_ready"):
         return _check_array(value, name)
     if not _is_lazy(value):
-        value = _copied(value, name)
-    elif isinstance(value, np.memmap):
+        return _check_array(numbers(value, name), name)
+    if isinstance(value, np.memmap):
         value = value.view()
         value.flags.writeable = False
-    return _check_array(value, name)
+    _check_array(value, name)
+    return value if value.dtype.isnative else NativeRows(value)
 
 
-def _copied(value: object, name: str) -> np.ndarray[Any, Any]:
+def numbers(value: object, name: str) -> np.ndarray[Any, Any]:
+    """A read-only copy of `value` as a NumPy array of a dtype that JAX has, in native byte order.
+
+    Raises:
+        TypeError: it does not hold numbers, or numbers of a dtype that JAX does not have.
+        ValueError: rows of several shapes, or entries that are masked or missing.
+    """
+    if not isinstance(value, (np.ndarray, np.generic, list, tuple, int, float)):
+        value = _of_table(value, name)
     try:
-        array = np.array(value)
+        array = np.array(value, subok=True)
+    except TypeError:  # of keys
+        _check_dtype(getattr(value, "dtype", type(value).__name__), name)
+        raise
     except ValueError as error:
         raise ValueError(
             f"{name} must be an array, and its rows do not have one shape. "
             "Give every row equally many entries."
         ) from error
+    if _has_masked(value):
+        _refuse_masked(name)
+    array = unmasked(array, name)
+    _check_dtype(array.dtype, name)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     array.flags.writeable = False
     return array
 
 
-def _check_array(value: Any, name: str) -> Any:
-    dtype = value.dtype
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcV" or dtype.names:
+def _of_table(value: object, name: str) -> object:
+    """A table column by column, rows on disk, a column without missing values; anything else as it is."""
+    if isinstance(value, Frame):
+        columns = [numbers(column, f"{name}[{label!r}]") for label, column in value.items()]
+        return np.column_stack(columns) if columns else np.zeros((0, 0))
+    if _is_lazy(value):
+        return value[:]  # type: ignore[index]
+    if isinstance(value, _Series) and not isinstance(value.dtype, np.dtype) and np.any(value.isna()):
+        _refuse_masked(name)
+    return value
+
+
+def unmasked(array: object, name: str) -> np.ndarray[Any, Any]:
+    """What was read, without a mask; NumPy and JAX would take what is under it.
+
+    Raises:
+        ValueError: something is masked.
+    """
+    if np.ma.is_masked(array):
+        _refuse_masked(name)
+    return np.asarray(array)
+
+
+def _has_masked(value: object) -> bool:
+    """Whether something in nested lists is masked: NumPy drops the masks of arrays in a list."""
+    if not isinstance(value, (list, tuple)):
+        return np.ma.is_masked(value)
+    return any(_has_masked(entry) for entry in value if isinstance(entry, (list, tuple, np.ma.MaskedArray)))
+
+
+def _refuse_masked(name: str) -> None:
+    raise ValueError(
+        f"{name} has masked or missing entries, which have no number. "
+        "Drop their rows, or fill them with .filled(number) or .fillna(number)."
+    )
+
+
+def _check_dtype(dtype: Any, name: str) -> None:
+    is_plain = isinstance(dtype, np.dtype) and not dtype.names and not issubclass(dtype.type, np.void)
+    if not is_plain or dtype.kind not in "biufcV":
+        raise TypeError(f"{name} must hold numbers, got dtype {dtype}. Convert the rows to one numeric dtype.")
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        narrow = "float64" if dtype.kind == "f" else "complex128"
         raise TypeError(
-            f"{name} must hold numbers, got dtype {value.dtype}. Convert the rows to one numeric dtype."
+            f"{name} has dtype {dtype}, which JAX does not have. Convert it with .astype(np.{narrow})."
         )
+
+
+def _check_array(value: Any, name: str) -> Any:
+    _check_dtype(value.dtype, name)
     if len(value.shape) == 0:
         raise TypeError(f"{name} must have a leading axis of rows, got a scalar. Pass one entry per row.")
     if value.shape[0] == 0:

@@ -28,7 +28,7 @@ from phijax_rng import keys, shuffle
 from phijax_rng._base import pytrees, uint64, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows, Step
-from phijax_rng.sampling.pools import as_fields
+from phijax_rng.sampling.pools import as_fields, unmasked
 
 METHODS = ("permutation", "sort")
 """How distinct rows are found: a keyed permutation, O(size); or a sort of all rows, as PhiJAX does."""
@@ -222,8 +222,8 @@ def count_rows(fields: Mapping[str, Any]) -> int:
     return int(jax.tree.leaves(fields)[0].shape[0])
 
 
-def require_narrow(fields: object) -> None:
-    """Raises for integers that JAX would silently truncate to 32 bits; with x64 it truncates none.
+def require_narrow(fields: object, label: str = "fields") -> None:
+    """Raises for numbers that do not fit into the 32 bits to which JAX narrows them; with x64 it narrows none.
 
     Arrays in memory are checked here, rows on disk when they are fetched.
 
@@ -234,15 +234,25 @@ def require_narrow(fields: object) -> None:
         if not isinstance(array, np.ndarray) or isinstance(array, np.memmap) or not array.size:
             continue
         narrow = jax.dtypes.canonicalize_dtype(array.dtype)
-        if array.dtype.kind not in "iu" or narrow == array.dtype:
-            continue
-        known = np.iinfo(narrow)
-        for number in (array.min(), array.max()):
-            if not known.min <= number <= known.max:
-                raise ValueError(
-                    f"fields{jax.tree_util.keystr(path)} has numbers beyond {narrow}, to which JAX truncates "
-                    f"{array.dtype}. Turn on jax_enable_x64, or split the numbers into two fields."
-                )
+        if narrow != array.dtype and _is_beyond(array, narrow):
+            fix = "scale them" if array.dtype.kind in "fc" else "split the numbers into two fields"
+            raise ValueError(
+                f"{label}{jax.tree_util.keystr(path)} has numbers beyond {narrow}, to which JAX truncates "
+                f"{array.dtype}. Turn on jax_enable_x64, or {fix}."
+            )
+
+
+def _is_beyond(array: np.ndarray[Any, Any], narrow: np.dtype[Any]) -> bool:
+    if array.dtype.kind == "c":
+        return _is_beyond(array.real, np.dtype(np.float32)) or _is_beyond(array.imag, np.dtype(np.float32))
+    if array.dtype.kind == "f":
+        largest = max(array.max(), -array.min())
+        # Infinities and NaN are in both dtypes; among them the finite numbers count alone.
+        finite = array if np.isfinite(largest) else array[np.isfinite(array)]
+        with np.errstate(over="ignore"):
+            return bool(finite.size and np.isinf(np.abs(finite).max().astype(narrow)))
+    known = np.iinfo(narrow)
+    return not (known.min <= array.min() and array.max() <= known.max)
 
 
 def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) -> jax.Array:
@@ -260,10 +270,10 @@ def draw_shuffled(key: KeyScalar, step: object, size: int, n: int) -> jax.Array:
     epoch, offset = uint64.divide(*uint64.product(jnp.asarray(step).astype(jnp.uint32), size_word), n)
     place = jnp.arange(size, dtype=jnp.uint32)
     index = offset + place % np.uint32(n)
-    which = place // np.uint32(n) + (index >= n)
+    which = place // np.uint32(n) + (index >= n).astype(jnp.uint32)
     words = _epoch_words(key, epoch, num_epochs(size, n), n)
     # Where no end of the range is passed, the subtraction wraps to a huge number.
-    return shuffle.permute_among(words, which.astype(jnp.uint32), jnp.minimum(index, index - np.uint32(n)), n)
+    return shuffle.permute_among(words, which, jnp.minimum(index, index - np.uint32(n)), n)
 
 
 def num_epochs(size: int, n: int) -> int:
@@ -290,14 +300,25 @@ def check_distinct(size: BatchSize, name: str, n: int, fix: str = "Use 'all', a 
 
 def batch_of(fields: object, indices: jax.Array | None, sort_axis: int | None) -> Any:
     """The rows with these indices, or all for `None`; sorted by a column of `inputs` where one is named."""
-    rows = jax.tree.map(jnp.asarray, fields) if indices is None else take(fields, indices)
+    rows = jax.tree.map(lambda array: jnp.asarray(read(array)), fields) if indices is None else take(fields, indices)
     return sort_rows(rows, sort_axis)
 
 
 def take(fields: object, indices: jax.Array) -> Any:
     """The rows with these indices, which must be in range."""
     # Out-of-range cannot happen, and "clip" spares the compiled program the masking of "fill".
-    return jax.tree.map(lambda array: jnp.take(jnp.asarray(array), indices, axis=0, mode="clip"), fields)
+    return jax.tree.map(
+        lambda array: jnp.take(jnp.asarray(read(array)), indices, axis=0, mode="clip"), fields
+    )
+
+
+def read(array: Any) -> Any:
+    """All rows of a field; those on disk are read, and checked as those in memory were before."""
+    if isinstance(array, (jax.Array, np.ndarray)) and not isinstance(array, np.memmap):
+        return array
+    rows = unmasked(np.asanyarray(array[:]), "a field on disk")
+    require_narrow(rows, "a field on disk")
+    return rows
 
 
 def sort_rows(rows: Any, sort_axis: int | None) -> Any:

@@ -30,9 +30,11 @@ import numpy as np
 
 from phijax_rng import shuffle
 from phijax_rng._base import pytrees, validation
+from phijax_rng._base.coordinates import require_available
+from phijax_rng._base.frozen import assign
 from phijax_rng._base.plain_data import described, kind_of
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
-from phijax_rng.sampling.geometry.base import checked, contents
+from phijax_rng.sampling.geometry.base import checked, contents, described_dtype, followed
 
 MAX_SOBOL_SIZE = 2**24
 """Points that float32 coordinates can tell apart."""
@@ -51,9 +53,10 @@ def _sobol() -> Any:
 
 
 class _PointSet:
-    """What both samplers share: a geometry, and a bound on the size."""
+    """What both samplers share: a geometry, the dtype of its numbers, and a bound on the size."""
 
     domain: Any
+    dtype: Any
 
     largest: ClassVar[int]
 
@@ -67,7 +70,11 @@ class _PointSet:
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
-        return {"kind": kind_of(self), "domain": described(self.domain)}
+        return {"kind": kind_of(self), "domain": described(self.domain), **described_dtype(self.dtype)}
+
+    def _check_domain(self) -> None:
+        checked(self.domain, "domain")
+        assign(self, dtype=followed(self.dtype, self.domain, "domain"))
 
     def _checked(self, size: BatchSize, name: str) -> int:
         count = validation.num_points(size, name)
@@ -78,7 +85,7 @@ class _PointSet:
         return count
 
 
-@pytrees.record(data=("domain",))
+@pytrees.record(data=("domain",), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SobolSampler(_PointSet):
     """The first points of Sobol's sequence, scrambled by each key.
@@ -89,19 +96,23 @@ class SobolSampler(_PointSet):
     holds one, and of the first two axes each box of volume `2**-m` with dyadic sides holds one.
 
     A batch of `n` points costs `n * num_uniforms * log2(n)` exclusive-ors. Row i depends on the key and
-    i alone. Coordinates of the unit cube are multiples of `2**-24`.
+    i alone. Coordinates of the unit cube are multiples of `2**-24`, in float64 of `2**-53`: a float64 point
+    has the bits of the float32 one, and 29 more.
 
     Attributes:
         domain: a geometry; its `place` takes the points of the unit cube.
+        dtype: that of the domain; only a geometry of your own that declares none takes another.
     """
 
     kind: ClassVar[str] = "SobolSampler"
 
     domain: Any
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
     largest = MAX_SOBOL_SIZE
 
     def __post_init__(self) -> None:
-        checked(self.domain, "domain")
+        self._check_domain()
         if self.domain.num_uniforms > _sobol().MAXDIM:
             raise ValueError(
                 f"domain takes {self.domain.num_uniforms} uniform numbers for a point, and Sobol's sequence "
@@ -118,10 +129,14 @@ class SobolSampler(_PointSet):
         count = self._checked(size, "size")
         num_axes = int(self.domain.num_uniforms)
         directions = jnp.asarray(direction_numbers(num_axes, (count - 1).bit_length()))
-        matrix_key, shift_key = jax.random.split(key)
-        words = _sequence(_scrambled(matrix_key, directions), count)
-        words = words ^ jax.random.bits(shift_key, (num_axes,), jnp.uint32)
-        return self.domain.place(_unit(words))
+        require_available(self.dtype)
+        if self.dtype == np.float32:
+            return self.domain.place(_unit(_scrambled_points(*jax.random.split(key), directions, count)))
+        # The first two keys are those of float32.
+        high, low = jax.random.split(key, 4).reshape(2, 2)
+        words = _scrambled_points(high[0], high[1], directions, count)
+        below = _scrambled_points(low[0], low[1], directions, count, below=True)
+        return self.domain.place(_unit_of_two(words, below))
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,15 +157,27 @@ def direction_numbers(num_axes: int, num_bits: int) -> np.ndarray[Any, Any]:
     return numbers
 
 
-def _scrambled(key: KeyScalar, directions: jax.Array) -> jax.Array:
-    """Direction numbers times a random lower triangular matrix of ones and zeros for each axis."""
+def _scrambled_points(
+    matrix_key: KeyScalar, shift_key: KeyScalar, directions: jax.Array, count: int, *, below: bool = False
+) -> jax.Array:
+    """The first points as words, scrambled and shifted; the 32 bits `below` them where these are wanted."""
+    words = _sequence(_scrambled(matrix_key, directions, below), count)
+    return words ^ jax.random.bits(shift_key, directions.shape[:1], jnp.uint32)[None, :]
+
+
+def _scrambled(key: KeyScalar, directions: jax.Array, below: bool) -> jax.Array:
+    """Direction numbers times a random lower triangular matrix of ones and zeros for each axis.
+
+    The rows `below` the first 32 have their diagonal beyond the 32 bits of a direction number.
+    """
     place = np.arange(32, dtype=np.uint32)
     own = np.uint32(1) << (np.uint32(31) - place)
     # Row r of a matrix reads bit r itself and, where its random bits say so, the bits above it.
     rows = jax.random.bits(key, (directions.shape[0], 32), jnp.uint32)
-    rows = (rows & ~jnp.asarray(2 * own - np.uint32(1))) | own
+    if not below:
+        rows = (rows & ~jnp.asarray(2 * own - np.uint32(1))[None, :]) | own[None, :]
     parity = jax.lax.population_count(rows[:, None, :] & directions[:, :, None]) & 1
-    return jnp.sum(parity * own, axis=-1, dtype=jnp.uint32)
+    return jnp.sum(parity * own[None, None, :], axis=-1, dtype=jnp.uint32)
 
 
 def _sequence(directions: jax.Array, count: int) -> jax.Array:
@@ -160,7 +187,7 @@ def _sequence(directions: jax.Array, count: int) -> jax.Array:
     words = jnp.zeros((count, directions.shape[0]), jnp.uint32)
     for bit in range(directions.shape[1]):
         chosen = (gray >> bit) & 1
-        words = words ^ (chosen[:, None] * directions[:, bit])
+        words = words ^ (chosen[:, None] * directions[None, :, bit])
     return words
 
 
@@ -169,7 +196,13 @@ def _unit(words: jax.Array) -> jax.Array:
     return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
-@pytrees.record(data=("domain",))
+def _unit_of_two(high: jax.Array, low: jax.Array) -> jax.Array:
+    """The upper 53 of 64 bits as float64 in [0, 1), exact."""
+    bits = (high.astype(jnp.uint64) << 21) | (low >> 11).astype(jnp.uint64)
+    return bits.astype(jnp.float64) * jnp.float64(2.0**-53)
+
+
+@pytrees.record(data=("domain",), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class LatinHypercubeSampler(_PointSet):
     """One point in each of `size` equal intervals of every axis (McKay, Beckman and Conover, 1979).
@@ -179,15 +212,18 @@ class LatinHypercubeSampler(_PointSet):
 
     Attributes:
         domain: a geometry; its `place` takes the points of the unit cube.
+        dtype: as in `SobolSampler`.
     """
 
     kind: ClassVar[str] = "LatinHypercubeSampler"
 
     domain: Any
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
     largest = MAX_LATIN_SIZE
 
     def __post_init__(self) -> None:
-        checked(self.domain, "domain")
+        self._check_domain()
 
     def sample(self, key: KeyScalar, size: BatchSize) -> Rows:
         """Points by field name.
@@ -198,22 +234,24 @@ class LatinHypercubeSampler(_PointSet):
         """
         count = self._checked(size, "size")
         num_axes = int(self.domain.num_uniforms)
+        require_available(self.dtype)
         order_key, place_key = jax.random.split(key)
         index = jnp.arange(count, dtype=jnp.int32)
         orders = [shuffle.permute_index(k, index, count) for k in jax.random.split(order_key, num_axes)]
-        u = _within_intervals(jnp.stack(orders, axis=1), _places(place_key, (count, num_axes)))
+        u = _within_intervals(jnp.stack(orders, axis=1), _places(place_key, (count, num_axes), self.dtype))
         return self.domain.place(u)
 
 
-def _places(key: KeyScalar, shape: tuple[int, int]) -> jax.Array:
+def _places(key: KeyScalar, shape: tuple[int, int], dtype: np.dtype[Any]) -> jax.Array:
     """Places strictly inside an interval of length one, so few that their sum with its number is exact."""
-    bits = 21 - (shape[0] - 1).bit_length()
-    drawn = jax.random.bits(key, shape, jnp.uint32) >> (32 - bits)
-    return (drawn.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-bits)
+    word, wanted = (jnp.uint32, 21) if dtype == np.float32 else (jnp.uint64, 50)
+    bits = wanted - (shape[0] - 1).bit_length()
+    drawn = jax.random.bits(key, shape, word) >> (8 * np.dtype(word).itemsize - bits)
+    return (drawn.astype(dtype) + 0.5) * jnp.asarray(2.0**-bits, dtype)
 
 
 def _within_intervals(intervals: jax.Array, places: jax.Array) -> jax.Array:
     # By the rounded reciprocal: XLA would turn a division by a constant into one, but not always.
     # Both roundings together stay below the distance of a place from the ends of its interval.
-    reciprocal = jnp.float32(1 / intervals.shape[0])
-    return (intervals.astype(jnp.float32) + places) * reciprocal
+    reciprocal = jnp.asarray(1 / intervals.shape[0], places.dtype)
+    return (intervals.astype(places.dtype) + places) * reciprocal

@@ -32,6 +32,7 @@ from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, St
 from phijax_rng.sampling.adapters import AdaptedSampler, States, adapt_sampler
 from phijax_rng.sampling.from_pools import make_samplers, require_known, require_sizes
 from phijax_rng.sampling.protocols import INDEX
+from phijax_rng.sampling.rows import read
 
 
 @pytrees.record(data=("_samplers", "key"), meta=("names", "key_names", "_sizes"))
@@ -436,4 +437,5 @@ def _require_states(names: tuple[str, ...], sampler_state: States) -> None:
 
 def _in_memory(leaf: object) -> jax.Array | np.ndarray[Any, Any]:
     """Rows on disk, read; everything else as it is."""
-    return leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf)
+    in_memory: jax.Array | np.ndarray[Any, Any] = read(leaf)
+    return in_memory

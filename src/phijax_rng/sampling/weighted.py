@@ -23,7 +23,7 @@ from jaxtyping import Array, Float32, Int32, UInt32
 from phijax_rng._base import exact_math, pytrees, uint64, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import BatchSize, KeyScalar
-from phijax_rng.sampling import rows
+from phijax_rng.sampling import pools, rows
 
 # Weights below this part of the largest one count as this part of it in draws without replacement, so
 # that a clock stays within float32.
@@ -177,7 +177,9 @@ def check(weights: object, name: str, n: int | None = None) -> np.ndarray[Any, A
         name: for messages.
         n: how many there must be; any number but 0 for `None`.
     """
-    array = np.asarray(weights)
+    array = pools.unmasked(np.asanyarray(weights), name)
+    if array.dtype.kind == "V" and np.can_cast(array.dtype, np.float64):  # bfloat16 and its like
+        array = array.astype(np.float64)
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} must hold real numbers, got dtype {array.dtype}. Pass one weight for each row."

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base import coordinates, exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
 from phijax_rng._base.validation import formatted
@@ -28,13 +28,13 @@ class _Round(GeometrySampler):
 
     center: Any
     radius: Any
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
 
     def __post_init__(self) -> None:
-        assign(
-            self,
-            center=validation.finite_float32(self.center, "center", (None,)),
-            radius=_checked_radius(self.radius),
-        )
+        dtype = coordinates.resolved(self.dtype, self.center, self.radius)
+        center = validation.finite_array(self.center, "center", (None,), dtype)
+        assign(self, dtype=dtype, center=center, radius=_checked_radius(self.radius, dtype))
 
     @property
     def num_axes(self) -> int:
@@ -42,7 +42,7 @@ class _Round(GeometrySampler):
         return int(self.center.shape[0])
 
 
-@pytrees.record(data=("center", "radius"))
+@pytrees.record(data=("center", "radius"), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sphere(_Round):
     """The surface of a ball, with outward normals: a circle with two axes.
@@ -51,8 +51,9 @@ class Sphere(_Round):
     vector of normal quantiles, made one long (Muller, 1959). `normals` has shape `(size, axes)`.
 
     Attributes:
-        center: finite coordinates; stored as float32, shape `(axes,)`.
-        radius: positive and finite; stored as float32.
+        center: finite coordinates; stored as `dtype`, shape `(axes,)`.
+        radius: positive and finite; stored as `dtype`.
+        dtype: float32 or float64; by default float64 with x64 on, unless center and radius are narrower.
     """
 
     kind: ClassVar[str] = "Sphere"
@@ -74,12 +75,13 @@ class Sphere(_Round):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers, and their directions from the center."""
+        u, center, radius = exact_math.alike(u, self.center, self.radius)
         normals = _direction(u, self.num_axes)
-        offset = exact_math.product(jnp.asarray(self.radius), normals, u[:, :1])
-        return {"inputs": jnp.asarray(self.center) + offset, "normals": normals}
+        offset = exact_math.product(radius, normals, u[:, :1])
+        return {"inputs": center[None, :] + offset, "normals": normals}
 
 
-@pytrees.record(data=("center", "radius"))
+@pytrees.record(data=("center", "radius"), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ball(_Round):
     """The inside of a sphere: a disk with two axes.
@@ -87,8 +89,9 @@ class Ball(_Round):
     The distance from the center is `radius * u ** (1 / axes)`, the direction that of a `Sphere`.
 
     Attributes:
-        center: finite coordinates; stored as float32, shape `(axes,)`.
-        radius: positive and finite; stored as float32.
+        center: finite coordinates; stored as `dtype`, shape `(axes,)`.
+        radius: positive and finite; stored as `dtype`.
+        dtype: float32 or float64; by default float64 with x64 on, unless center and radius are narrower.
     """
 
     kind: ClassVar[str] = "Ball"
@@ -107,9 +110,10 @@ class Ball(_Round):
 
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers."""
-        distance = exact_math.product(jnp.asarray(self.radius), _root(u[:, :1], self.num_axes), u[:, :1])
+        u, center, radius = exact_math.alike(u, self.center, self.radius)
+        distance = exact_math.product(radius, exact_math.root(u[:, :1], self.num_axes), u[:, :1])
         offset = exact_math.product(distance, _direction(u[:, 1:], self.num_axes), u[:, :1])
-        return {"inputs": jnp.asarray(self.center) + offset}
+        return {"inputs": center[None, :] + offset}
 
 
 def _num_uniforms_of_direction(num_axes: int) -> int:
@@ -119,7 +123,7 @@ def _num_uniforms_of_direction(num_axes: int) -> int:
 def _direction(u: jax.Array, num_axes: int) -> jax.Array:
     """Uniform unit vectors, shape `(size, num_axes)`."""
     if num_axes == 1:
-        return jnp.where(u < 0.5, -1, 1).astype(jnp.float32)
+        return jnp.where(u < 0.5, -1, 1).astype(u.dtype)
     if num_axes == 2:
         return jnp.stack(exact_math.circle(u[:, 0]), axis=1)
     if num_axes == 3:
@@ -128,22 +132,19 @@ def _direction(u: jax.Array, num_axes: int) -> jax.Array:
         x, y = (exact_math.product(ring, part, u[:, 0]) for part in exact_math.circle(u[:, 1]))
         return jnp.stack([x, y, height], axis=1)
     # Zero has no normal quantile; half of the finest step of `u` has one.
+    if u.dtype == jnp.float64:
+        normal = exact_math.normal_quantile(jnp.maximum(u, 2.0**-54))
+        return exact_math.unit_vectors(normal, u[:, 0])
     normal = jax.scipy.special.ndtri(jnp.maximum(u, 2.0**-25))
     return normal / jnp.linalg.norm(normal, axis=1, keepdims=True)
-
-
-def _root(u: jax.Array, num_axes: int) -> jax.Array:
-    """`u ** (1 / num_axes)`."""
-    exact = {1: lambda u: u, 2: jnp.sqrt, 3: exact_math.cube_root}
-    return exact[num_axes](u) if num_axes in exact else u ** jnp.float32(1 / num_axes)
 
 
 def _unit_ball(num_axes: int) -> float:
     return math.pi ** (num_axes / 2) / math.gamma(num_axes / 2 + 1)
 
 
-def _checked_radius(radius: object) -> np.ndarray[Any, Any]:
-    checked = validation.finite_float32(radius, "radius", ())
+def _checked_radius(radius: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    checked = validation.finite_array(radius, "radius", (), dtype)
     if not checked > 0:
-        raise ValueError(f"radius must be positive in float32, got {formatted(radius)}. Pass more than 0.")
+        raise ValueError(f"radius must be positive in {dtype}, got {formatted(radius)}. Pass more than 0.")
     return checked

@@ -7,19 +7,19 @@ Whatever makes the numbers may be put before it: a key (every geometry is a samp
 low-discrepancy sequence (`SobolSampler`, `LatinHypercubeSampler`), or a user's own. Everything that
 belongs to a point, such as its outward normal, comes from the same numbers.
 
-Everything is float32, whatever x64 says. Coordinates are built from products and sums that are each
-rounded alone, so they are the same bits eager, jitted, looped, and as the beginning of a larger batch;
-balls and spheres of more than three axes go through normal quantiles and agree to within 4 ulp.
+Points are float32, or float64 with x64 on; see `_base.coordinates`. Coordinates are built from products and
+sums that are each rounded alone, so they are the same bits eager, jitted, looped, and as the beginning of a
+larger batch; float32 balls and spheres of more than three axes go through XLA's normal quantiles and agree
+to within 4 ulp.
 """
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base import validation
+from phijax_rng._base import coordinates, exact_math, validation
 from phijax_rng._base.plain_data import described, kind_of, plain
 from phijax_rng._base.types import BatchSize, KeyScalar, Rows
 from phijax_rng._base.validation import formatted
@@ -30,7 +30,8 @@ class Geometry(Protocol):
     """A map from uniform numbers to points, registered as a pytree.
 
     Optional members: `measure` (length, area or volume) and `num_dimensions` (of what it measures), which
-    `Union` weighs its parts by.
+    `Union` weighs its parts by; `dtype`, float32 or float64, of the uniform numbers that it takes. Without it
+    they are float64 where x64 is on and `place` gives float64 points for float32 numbers, else float32.
     """
 
     @property
@@ -49,26 +50,34 @@ class Geometry(Protocol):
 
 
 class GeometrySampler:
-    """What all geometries of this package share: each is a sampler of uniform points."""
+    """What all geometries of this package share: each is a sampler of uniform points.
+
+    Attributes:
+        dtype: of the uniform numbers, and of the points.
+    """
+
+    dtype: Any
 
     def check_size(self, size: BatchSize, name: str) -> None:
         """Raises if a batch cannot have this many points."""
         validation.num_points(size, name)
 
-    def sample(self: Geometry, key: KeyScalar, size: BatchSize) -> Rows:
-        """Uniform points: `place(jax.random.uniform(key, (size, num_uniforms)))`.
+    def sample(self: Any, key: KeyScalar, size: BatchSize) -> Rows:
+        """Uniform points: `place(jax.random.uniform(key, (size, num_uniforms), dtype))`.
 
         Args:
             key: a typed key of shape `()`; may be traced.
             size: points to draw; static, a positive int.
         """
         shape = (validation.num_points(size, "size"), self.num_uniforms)
-        return self.place(jax.random.uniform(key, shape, dtype=jnp.float32))
+        placed: Rows = self.place(exact_math.unit(key, shape, self.dtype))
+        return placed
 
     def describe(self) -> dict[str, Any]:
         """Plain data for the contract."""
-        shown = [field.name for field in dataclasses.fields(self) if field.init]  # type: ignore[arg-type]
-        return {"kind": kind_of(self), **{name: plain(getattr(self, name), _numbers) for name in shown}}
+        fields = [field.name for field in dataclasses.fields(self) if field.init]  # type: ignore[arg-type]
+        shown = {name: plain(getattr(self, name), _numbers) for name in fields if name != "dtype"}
+        return {"kind": kind_of(self), **shown, **described_dtype(self.dtype)}
 
 
 def checked(value: object, name: str) -> Geometry:
@@ -79,6 +88,41 @@ def checked(value: object, name: str) -> Geometry:
             "Pass for example a Box."
         )
     return value
+
+
+def dtype_of(geometry: Geometry) -> np.dtype[Any]:
+    """The dtype of the uniform numbers that a geometry takes, and so of its points; see `Geometry`."""
+    declared = getattr(geometry, "dtype", None)
+    if declared is not None:
+        return coordinates.checked_dtype(declared, f"the dtype of {formatted(geometry)}", "Use float32.")
+    if not coordinates.x64_is_on():
+        return coordinates.FLOAT32
+    numbers = jax.ShapeDtypeStruct((1, geometry.num_uniforms), np.float32)
+    with jax.numpy_dtype_promotion("standard"):
+        inputs = jax.eval_shape(geometry.place, numbers)["inputs"]
+    return coordinates.FLOAT64 if inputs.dtype == np.float64 else coordinates.FLOAT32
+
+
+def described_dtype(dtype: np.dtype[Any]) -> dict[str, str]:
+    """The dtype for the contract. float32 is left out: runs of 0.1.0 had no other, and did not name it."""
+    return {} if dtype == np.float32 else {"dtype": str(dtype)}
+
+
+def followed(dtype: object, geometry: Geometry, name: str) -> np.dtype[Any]:
+    """The dtype of points that are made of those of `geometry`: `dtype` where the geometry says none.
+
+    Raises:
+        ValueError: another dtype than that of the geometry, whose own numbers are rounded already.
+    """
+    own = dtype_of(geometry)
+    if dtype is None:
+        return own
+    wanted = coordinates.resolved(dtype)
+    if getattr(geometry, "dtype", None) is not None and wanted != own:
+        raise ValueError(
+            f"dtype must be that of {name}, {own}, got {wanted}. Pass dtype={wanted} to {name} itself."
+        )
+    return wanted
 
 
 def contents(geometry: Any) -> dict[str, Any]:

@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base import coordinates, exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
 from phijax_rng._base.validation import formatted
 from phijax_rng.sampling.geometry.base import GeometrySampler
 
-_FLOAT32 = np.dtype(np.float32)
 _SIDES = ("low", "high")
 
 
@@ -33,13 +32,17 @@ class _Bounded(GeometrySampler):
 
     bounds: Any
 
+    def _check_bounds(self) -> None:
+        dtype = coordinates.resolved(self.dtype, self.bounds)
+        assign(self, dtype=dtype, bounds=coordinates.checked_bounds(self.bounds, "bounds", dtype))
+
     @property
     def num_axes(self) -> int:
         """Coordinates of a point."""
         return int(self.bounds.shape[0])
 
 
-@pytrees.record(data=("bounds",))
+@pytrees.record(data=("bounds",), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box(_Bounded):
     """The inside of a box; an interval, rectangle or cuboid with one, two or three axes.
@@ -47,15 +50,18 @@ class Box(_Bounded):
     Its points are those of `UniformDomainSampler`, bit for bit.
 
     Attributes:
-        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as float32, shape `(axes, 2)`.
+        bounds: one `(lo, hi)` for each axis, finite, `lo < hi`; stored as `dtype`, shape `(axes, 2)`.
+        dtype: float32 or float64; by default float64 with x64 on, unless the bounds are narrower.
     """
 
     kind: ClassVar[str] = "Box"
 
     bounds: Any
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
 
     def __post_init__(self) -> None:
-        assign(self, bounds=exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32))
+        self._check_bounds()
 
     num_uniforms = num_dimensions = _Bounded.num_axes
 
@@ -70,9 +76,9 @@ class Box(_Bounded):
         return {"inputs": exact_math.affine(u, bounds[:, 0], bounds[:, 1])}
 
 
-def interval(low: float, high: float) -> Box:
+def interval(low: float, high: float, *, dtype: Any = None) -> Box:
     """The interval from `low` to `high`, a box of one axis; its ends are `BoxFaces([(low, high)])`."""
-    return Box([(low, high)])
+    return Box([(low, high)], dtype=dtype)
 
 
 class _Patterned(Protocol):
@@ -109,7 +115,7 @@ class _Boundary(_Bounded):
         return _on_patterns(u, jnp.asarray(self.bounds), self._patterns(), which), which
 
 
-@pytrees.record(data=("bounds", "shares"), meta=("faces",))
+@pytrees.record(data=("bounds", "shares"), meta=("faces", "dtype"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxFaces(_Boundary):
     """The boundary of a box, with outward normals; the ends of an interval, the sides of a rectangle.
@@ -120,6 +126,7 @@ class BoxFaces(_Boundary):
     Attributes:
         bounds: of the box, as in `Box`.
         faces: which of the faces, each as `(axis, "low")` or `(axis, "high")`; all of them for `None`.
+        dtype: as in `Box`.
         shares: the cumulative shares of the faces in their common area.
     """
 
@@ -127,12 +134,14 @@ class BoxFaces(_Boundary):
 
     bounds: Any
     faces: tuple[tuple[int, str], ...] | None = None
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
     shares: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
-        assign(self, bounds=bounds, faces=_checked_faces(self.faces, len(bounds)))
-        assign(self, shares=exact_math.cumulative_shares(self._measures()))
+        self._check_bounds()
+        assign(self, faces=_checked_faces(self.faces, len(self.bounds)))
+        assign(self, shares=exact_math.cumulative_shares(self._measures(), self.dtype))
 
     def _patterns(self) -> np.ndarray[Any, Any]:
         assert self.faces is not None
@@ -148,10 +157,10 @@ class BoxFaces(_Boundary):
     def place(self, u: jax.Array) -> Rows:
         """Points from uniform numbers: the first chooses the face, the others the place on it."""
         points, which = self._points(u)
-        return {"inputs": points, "normals": jnp.asarray(self._patterns(), jnp.float32)[which]}
+        return {"inputs": points, "normals": jnp.asarray(self._patterns(), points.dtype)[which]}
 
 
-@pytrees.record(data=("bounds", "shares"))
+@pytrees.record(data=("bounds", "shares"), meta=("dtype",))
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxEdges(_Boundary):
     """Where two faces of a box meet: the edges of a cuboid, the corners of a rectangle.
@@ -161,23 +170,25 @@ class BoxEdges(_Boundary):
 
     Attributes:
         bounds: of the box, as in `Box`; two axes or more.
+        dtype: as in `Box`.
         shares: the cumulative shares of the edges in their common length.
     """
 
     kind: ClassVar[str] = "BoxEdges"
 
     bounds: Any
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
     shares: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bounds = exact_math.checked_bounds(self.bounds, "bounds", _FLOAT32)
-        if len(bounds) == 1:
+        self._check_bounds()
+        if len(self.bounds) == 1:
             raise ValueError(
                 "bounds must have two axes or more for two faces to meet, got one. "
                 "Use BoxFaces for the ends of an interval."
             )
-        assign(self, bounds=bounds)
-        assign(self, shares=exact_math.cumulative_shares(self._measures()))
+        assign(self, shares=exact_math.cumulative_shares(self._measures(), self.dtype))
 
     def _edges(self) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
         for first, second in itertools.combinations(range(self.num_axes), 2):
@@ -200,7 +211,7 @@ class BoxEdges(_Boundary):
         """Points from uniform numbers: the first chooses the edge, the others the place on it."""
         points, which = self._points(u)
         pairs = [[_pattern([face], self.num_axes) for face in edge] for edge in self._edges()]
-        return {"inputs": points, "normals": jnp.asarray(np.array(pairs), jnp.float32)[which]}
+        return {"inputs": points, "normals": jnp.asarray(np.array(pairs), points.dtype)[which]}
 
 
 def _spans(bounds: object) -> np.ndarray[Any, Any]:
@@ -229,7 +240,8 @@ def _on_patterns(
         jnp.take_along_axis(u, jnp.asarray(columns)[which], axis=1), bounds[:, 0], bounds[:, 1]
     )
     side = jnp.asarray(patterns)[which]
-    return jnp.where(side == 0, free, jnp.where(side < 0, bounds[:, 0], bounds[:, 1]))
+    low, high = (jnp.asarray(bounds[None, :, end], free.dtype) for end in range(2))
+    return jnp.where(side == 0, free, jnp.where(side < 0, low, high))
 
 
 def _checked_faces(faces: object, num_axes: int) -> tuple[tuple[int, str], ...]:

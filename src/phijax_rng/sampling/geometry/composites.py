@@ -22,16 +22,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from phijax_rng._base import exact_math, pytrees, validation
+from phijax_rng._base import coordinates, exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Rows
 from phijax_rng._base.validation import formatted
-from phijax_rng.sampling.geometry.base import Geometry, GeometrySampler, checked, contents, num_dimensions
+from phijax_rng.sampling.geometry.base import (
+    Geometry,
+    GeometrySampler,
+    checked,
+    contents,
+    dtype_of,
+    followed,
+    num_dimensions,
+)
 
-_FLOAT32 = np.dtype(np.float32)
 
-
-@pytrees.record(data=("parts", "shares"), meta=("weights",))
+@pytrees.record(data=("parts", "shares"), meta=("weights", "dtype"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Union(GeometrySampler):
     """Several geometries of one space, each chosen in proportion to its weight.
@@ -44,6 +50,7 @@ class Union(GeometrySampler):
         weights: a non-negative number for each part, not all zero; a part of weight zero is never
             drawn. `None` takes each part's length, area or volume, so that parts that do not overlap
             are covered uniformly.
+        dtype: that of the parts, which have one; only parts of your own that declare none take another.
         shares: the cumulative shares of the parts.
     """
 
@@ -51,6 +58,8 @@ class Union(GeometrySampler):
 
     parts: tuple[Any, ...]
     weights: Any = None
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
     shares: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +70,9 @@ class Union(GeometrySampler):
         parts = tuple(checked(part, f"parts[{index}]") for index, part in enumerate(self.parts))
         _require_alike(parts)
         weights = _measures(parts) if self.weights is None else _checked_weights(self.weights, len(parts))
-        assign(self, parts=parts, weights=tuple(weights), shares=exact_math.cumulative_shares(weights))
+        dtype = followed(self.dtype, parts[0], "the parts")
+        shares = exact_math.cumulative_shares(weights, dtype)
+        assign(self, parts=parts, weights=tuple(weights), dtype=dtype, shares=shares)
 
     @property
     def num_axes(self) -> int:
@@ -111,7 +122,7 @@ class _BesideTime(GeometrySampler):
         return contents(self.space)
 
 
-@pytrees.record(data=("space", "time_bounds"), meta=("time_axis",))
+@pytrees.record(data=("space", "time_bounds"), meta=("time_axis", "dtype"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeCylinder(_BesideTime):
     """A geometry of space at all times between two: a domain, or its wall.
@@ -120,8 +131,9 @@ class SpaceTimeCylinder(_BesideTime):
 
     Attributes:
         space: a geometry whose axes are those of space.
-        time_bounds: `(start, end)`, finite, `start < end`; stored as float32.
+        time_bounds: `(start, end)`, finite, `start < end`; stored as `dtype`.
         time_axis: the column of `inputs` that holds the time.
+        dtype: that of the space; only a space of your own that declares none takes another.
     """
 
     kind: ClassVar[str] = "SpaceTimeCylinder"
@@ -129,12 +141,15 @@ class SpaceTimeCylinder(_BesideTime):
     space: Any
     time_bounds: Any
     time_axis: int = 0
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
 
     def __post_init__(self) -> None:
         space = checked(self.space, "space")
-        bounds = exact_math.checked_bounds([self.time_bounds], "time_bounds", _FLOAT32)[0]
+        dtype = followed(self.dtype, space, "space")
+        bounds = coordinates.checked_bounds([self.time_bounds], "time_bounds", dtype)[0]
         axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
-        assign(self, time_bounds=bounds, time_axis=axis)
+        assign(self, dtype=dtype, time_bounds=bounds, time_axis=axis)
 
     @property
     def num_uniforms(self) -> int:
@@ -158,15 +173,16 @@ class SpaceTimeCylinder(_BesideTime):
         return _with_time(self.space.place(u[:, 1:]), times, self.time_axis)
 
 
-@pytrees.record(data=("space", "time"), meta=("time_axis",))
+@pytrees.record(data=("space", "time"), meta=("time_axis", "dtype"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class InitialSlab(_BesideTime):
     """A geometry of space at one time: where initial values are given.
 
     Attributes:
         space: a geometry whose axes are those of space.
-        time: finite; stored as float32.
+        time: finite; stored as `dtype`.
         time_axis: the column of `inputs` that holds the time.
+        dtype: as in `SpaceTimeCylinder`.
     """
 
     kind: ClassVar[str] = "InitialSlab"
@@ -174,11 +190,15 @@ class InitialSlab(_BesideTime):
     space: Any
     time: Any = 0.0
     time_axis: int = 0
+    _: dataclasses.KW_ONLY
+    dtype: Any = None
 
     def __post_init__(self) -> None:
         space = checked(self.space, "space")
+        dtype = followed(self.dtype, space, "space")
         axis = validation.whole_number(self.time_axis, "time_axis", space.num_axes + 1)
-        assign(self, time=validation.finite_float32(self.time, "time", ()), time_axis=axis)
+        time = validation.finite_array(self.time, "time", (), dtype)
+        assign(self, dtype=dtype, time=time, time_axis=axis)
 
     @property
     def num_uniforms(self) -> int:
@@ -203,9 +223,10 @@ class InitialSlab(_BesideTime):
 
 def _with_time(rows: Rows, times: jax.Array, axis: int) -> Rows:
     """The rows with the time as one more column of `inputs`, and a zero in their normals."""
-    moved = {**rows, "inputs": _insert(rows["inputs"], times, axis)}
+    moved = {**rows, "inputs": _insert(*exact_math.alike(rows["inputs"], times), axis)}
     if "normals" in rows:
-        moved["normals"] = _insert(rows["normals"], jnp.zeros(rows["normals"].shape[:-1], jnp.float32), axis)
+        normals = rows["normals"]
+        moved["normals"] = _insert(normals, jnp.zeros(normals.shape[:-1], normals.dtype), axis)
     return moved
 
 
@@ -226,7 +247,7 @@ def _require_alike(parts: tuple[Geometry, ...]) -> None:
     """Raises unless all parts have the same fields, with rows of the same shape and dtype."""
     found = []
     for part in parts:
-        numbers = jax.ShapeDtypeStruct((1, part.num_uniforms), jnp.float32)
+        numbers = jax.ShapeDtypeStruct((1, part.num_uniforms), dtype_of(part))
         rows = jax.eval_shape(part.place, numbers)
         found.append({name: f"{row.dtype}{list(row.shape[1:])}" for name, row in sorted(rows.items())})
     for index, fields in enumerate(found):
@@ -248,7 +269,7 @@ def _measures(parts: tuple[Any, ...]) -> list[float]:
 
 
 def _checked_weights(weights: object, count: int) -> list[float]:
-    checked_weights = validation.finite_float32(weights, "weights", (count,))
+    checked_weights = validation.finite_array(weights, "weights", (count,))
     if (checked_weights < 0).any() or not checked_weights.any():
         raise ValueError(
             f"weights must be non-negative and not all zero, got {formatted(weights)}. "
