@@ -226,7 +226,8 @@ def initialize_train_state(
         step=jnp.asarray(np.int32(0)),
     )
     # From the arrays that the state holds: NumPy arrays in native byte order, which JAX can read.
-    return state.replace(optimizer_state=init(trainable(state.model_state)))
+    with jax.numpy_dtype_promotion("standard"):  # as in each update: Optax promotes dtypes
+        return state.replace(optimizer_state=init(trainable(state.model_state)))
 
 
 def _three_streams(

@@ -205,9 +205,7 @@ def differences_on_eight_devices():
 
 @pytest.mark.full
 def test_points_are_the_same_bits_over_eight_devices():
-    code = (
-        "from tests.sampling.test_float64 import differences_on_eight_devices as run; run()"
-    )
+    code = "from tests.sampling.test_float64 import differences_on_eight_devices as run; run()"
     assert json.loads(run_python(code, env=EIGHT_DEVICES).stdout) == []
 
 
@@ -216,7 +214,11 @@ def test_circle_roots_and_quantiles_are_right_to_the_last_bits():
     wide = u.astype(np.longdouble)
     angle = 2 * np.longdouble("3.14159265358979323846264338327950288") * wide
     cosine, sine, cube, fifth, quantile = jax.jit(
-        lambda u: (*exact_math.circle(u), *(exact_math.root(u, d) for d in (3, 5)), exact_math.normal_quantile(u))
+        lambda u: (
+            *exact_math.circle(u),
+            *(exact_math.root(u, d) for d in (3, 5)),
+            exact_math.normal_quantile(u),
+        )
     )(u)
     np.testing.assert_allclose(np.asarray(cosine), np.cos(angle).astype(float), atol=2.3e-16, rtol=0)
     np.testing.assert_allclose(np.asarray(sine), np.sin(angle).astype(float), atol=2.3e-16, rtol=0)

@@ -274,14 +274,12 @@ REFUSED = {
     "text": (
         lambda: DatasetSampler(["a", "b"]),
         TypeError,
-        "dataset[0]['inputs'] must hold numbers, got dtype <U1. "
-        "Convert the rows to one numeric dtype.",
+        "dataset[0]['inputs'] must hold numbers, got dtype <U1. Convert the rows to one numeric dtype.",
     ),
     "a filtered element": (
         lambda: DatasetSampler(grain.MapDataset.range(5).filter(lambda i: i % 2 == 0)).gather(np.array([1])),
         TypeError,
-        "dataset[1]['inputs'] must hold numbers, got dtype object. "
-        "Convert the rows to one numeric dtype.",
+        "dataset[1]['inputs'] must hold numbers, got dtype object. Convert the rows to one numeric dtype.",
     ),
     "elements that differ": (
         lambda: DatasetSampler([[1.0], [1.0, 2.0]]).gather(np.array([0, 1])),

@@ -26,7 +26,9 @@ def resolved(dtype: object, *given: object) -> np.dtype[Any]:
     """`dtype` if it is one of points; for `None` the dtype of points of a domain with these numbers."""
     if dtype is not None:
         return checked_dtype(dtype, "dtype of coordinates", "Use float32.")
-    arrays = [leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, (np.ndarray, np.generic, jax.Array))]
+    arrays = [
+        leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+    ]
     # Whole numbers carry no precision; bfloat16 and its like are of kind V.
     widths = [array.dtype.itemsize for array in arrays if array.dtype.kind not in "biu"]
     return FLOAT64 if x64_is_on() and (not widths or max(widths) >= 8) else FLOAT32

@@ -114,7 +114,9 @@ def finite_array(
     if array.ndim != len(shape) or not all(n == m or (m is None and n) for n, m in lengths):
         raise ValueError(f"{name} must be {wanted}, got shape {array.shape}. Pass that shape.")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite in {array.dtype}, got {formatted(value)}. Pass finite numbers.")
+        raise ValueError(
+            f"{name} must be finite in {array.dtype}, got {formatted(value)}. Pass finite numbers."
+        )
     array.flags.writeable = False
     return array
 

@@ -108,9 +108,7 @@ class UniformDomainSampler:
         }
 
 
-@pytrees.record(
-    data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis", "dtype")
-)
+@pytrees.record(data=("fields", "time_bounds"), meta=("time_axis", "replace", "method", "sort_axis", "dtype"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpaceTimeSampler:
     """Points of a pool, at times drawn for each batch.
@@ -225,7 +223,7 @@ def _checked_templates(templates: object) -> dict[str, Any]:
         )
     checked = {}
     for name, row in templates.items():
-        on_device = isinstance(row, jax.Array) and not jax.dtypes.issubdtype(row.dtype, jax.dtypes.extended)
+        on_device = isinstance(row, jax.Array) and isinstance(row.dtype, np.dtype)  # keys have another
         checked[str(name)] = row if on_device else numbers(row, f"templates[{name!r}]")
     rows.require_narrow(checked, "templates")
     return checked

@@ -89,9 +89,13 @@ class Frame(Protocol):
 
     columns: Any
 
-    def items(self) -> Any: ...
+    def items(self) -> Any:
+        """Name and column of each."""
+        ...
 
-    def to_numpy(self) -> Any: ...
+    def to_numpy(self) -> Any:
+        """The table as one array."""
+        ...
 
 
 class NativeRows:
@@ -138,7 +142,7 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
     return {name: _checked(value, f"aux[{name!r}]") for name, value in aux.items()}
 
 
-def _checked(value: object, name: str) -> Any:
+def _checked(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         raise TypeError(f"{name} must be an array, got {formatted(value)}. Put named extras into aux.")
     if hasattr(value, "block_until_ready"):
@@ -173,11 +177,11 @@ def numbers(value: object, name: str) -> np.ndarray[Any, Any]:
         ) from error
     if _has_masked(value):
         _refuse_masked(name)
-    array = unmasked(array, name)
-    _check_dtype(array.dtype, name)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    array.flags.writeable = False
-    return array
+    plain = unmasked(array, name)
+    _check_dtype(plain.dtype, name)
+    plain = plain.astype(plain.dtype.newbyteorder("="), copy=False)
+    plain.flags.writeable = False
+    return plain
 
 
 def _of_table(value: object, name: str) -> object:
@@ -220,7 +224,9 @@ def _refuse_masked(name: str) -> None:
 def _check_dtype(dtype: Any, name: str) -> None:
     is_plain = isinstance(dtype, np.dtype) and not dtype.names and not issubclass(dtype.type, np.void)
     if not is_plain or dtype.kind not in "biufcV":
-        raise TypeError(f"{name} must hold numbers, got dtype {dtype}. Convert the rows to one numeric dtype.")
+        raise TypeError(
+            f"{name} must hold numbers, got dtype {dtype}. Convert the rows to one numeric dtype."
+        )
     if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
         narrow = "float64" if dtype.kind == "f" else "complex128"
         raise TypeError(

@@ -223,7 +223,7 @@ def count_rows(fields: Mapping[str, Any]) -> int:
 
 
 def require_narrow(fields: object, label: str = "fields") -> None:
-    """Raises for numbers that do not fit into the 32 bits to which JAX narrows them; with x64 it narrows none.
+    """Raises for numbers beyond the 32 bits to which JAX narrows them; with x64 it narrows none.
 
     Arrays in memory are checked here, rows on disk when they are fetched.
 
@@ -300,7 +300,11 @@ def check_distinct(size: BatchSize, name: str, n: int, fix: str = "Use 'all', a 
 
 def batch_of(fields: object, indices: jax.Array | None, sort_axis: int | None) -> Any:
     """The rows with these indices, or all for `None`; sorted by a column of `inputs` where one is named."""
-    rows = jax.tree.map(lambda array: jnp.asarray(read(array)), fields) if indices is None else take(fields, indices)
+    rows = (
+        jax.tree.map(lambda array: jnp.asarray(read(array)), fields)
+        if indices is None
+        else take(fields, indices)
+    )
     return sort_rows(rows, sort_axis)
 
 

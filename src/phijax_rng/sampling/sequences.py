@@ -131,7 +131,8 @@ class SobolSampler(_PointSet):
         directions = jnp.asarray(direction_numbers(num_axes, (count - 1).bit_length()))
         require_available(self.dtype)
         if self.dtype == np.float32:
-            return self.domain.place(_unit(_scrambled_points(*jax.random.split(key), directions, count)))
+            matrix_key, shift_key = jax.random.split(key)
+            return self.domain.place(_unit(_scrambled_points(matrix_key, shift_key, directions, count)))
         # The first two keys are those of float32.
         high, low = jax.random.split(key, 4).reshape(2, 2)
         words = _scrambled_points(high[0], high[1], directions, count)

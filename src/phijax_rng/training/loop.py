@@ -93,10 +93,16 @@ class TrainLoop:
 
         Raises:
             TypeError: `state` is not a `TrainState`.
-            ValueError: an unknown policy, or a train step that changes the state's structure.
+            ValueError: an unknown policy, a train step that changes the state's structure, or no compilation
+                because of `jax_disable_jit`.
         """
         if not isinstance(state, TrainState):
             raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            raise ValueError(
+                "jax_disable_jit is on, and training runs in a compiled loop. "
+                "Turn it off; jax.debug.print and Trainer.audit show values and draws of a run."
+            )
         self._on_nonfinite = validation.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._max_skipped = validation.positive(max_skipped_in_a_row, "max_skipped_in_a_row")
         self._has_logged = False  # the first non-finite update

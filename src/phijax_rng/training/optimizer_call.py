@@ -99,8 +99,10 @@ def optimizer_update(
     extra = {name: offered[name] for name in _extra_names(optimizer, _RESIDUALS in offered)}
     if _has(optimizer_state, optax.LookaheadState) and isinstance(grads, optax.LookaheadParams):
         grads = grads.fast  # the slow parameters follow the fast ones, and have no gradient
-    updates, optimizer_state = _called(optimizer.update, (grads, optimizer_state, params), extra)
-    return optax.apply_updates(params, updates), optimizer_state
+    # Optax promotes dtypes, which a user may forbid to code of their own.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, optimizer_state = _called(optimizer.update, (grads, optimizer_state, params), extra)
+        return optax.apply_updates(params, updates), optimizer_state
 
 
 def _offered(

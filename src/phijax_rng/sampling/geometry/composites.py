@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from phijax_rng._base import coordinates, exact_math, pytrees, validation
 from phijax_rng._base.frozen import assign
@@ -223,7 +222,8 @@ class InitialSlab(_BesideTime):
 
 def _with_time(rows: Rows, times: jax.Array, axis: int) -> Rows:
     """The rows with the time as one more column of `inputs`, and a zero in their normals."""
-    moved = {**rows, "inputs": _insert(*exact_math.alike(rows["inputs"], times), axis)}
+    places, times = exact_math.alike(rows["inputs"], times)
+    moved = {**rows, "inputs": _insert(places, times, axis)}
     if "normals" in rows:
         normals = rows["normals"]
         moved["normals"] = _insert(normals, jnp.zeros(normals.shape[:-1], normals.dtype), axis)
