@@ -12,6 +12,7 @@ import pytest
 
 from phijax_rng.checkpoints.lock import DirectoryLock
 from phijax_rng.errors import DirectoryInUseError
+from tests._subprocess import run_python
 
 
 def test_the_owner_is_named_and_named_again(tmp_path):
@@ -89,6 +90,64 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path):
         lock = DirectoryLock(tmp_path)
         lock.acquire()  # the child lives: it waits for its input to end
         lock.release()
+
+
+FORK = """
+import errno, gc, os, sys
+import filelock
+from phijax_rng import Checkpoints
+from phijax_rng.errors import DirectoryInUseError
+from tests.faults._damage import state_at
+
+if sys.argv[2] == "without flock":
+    def missing(*arguments, **options):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+    filelock.lock_descriptor = missing
+
+states = [state_at(step) for step in (10, 20, 30)]
+with Checkpoints(sys.argv[1]) as checkpoints:
+    checkpoints.save(states[0])
+    checkpoints.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            checkpoints.save(states[1])
+        except DirectoryInUseError:
+            print("the child may not write", flush=True)
+        checkpoints.close()
+        del checkpoints
+        gc.collect()
+        os._exit(0)  # JAX's own finalizers wait for threads that a fork does not copy
+    os.waitpid(child, 0)
+    try:
+        Checkpoints(sys.argv[1]).lock()
+    except DirectoryInUseError:
+        print("the parent keeps the lock")
+    checkpoints.save(states[2])
+print(checkpoints.steps)
+Checkpoints(sys.argv[1]).lock()
+"""
+
+
+@pytest.mark.parametrize("kind", ["with flock", pytest.param("without flock", marks=pytest.mark.full)])
+def test_a_forked_worker_neither_writes_nor_releases_the_lock(tmp_path, kind):
+    done = run_python(FORK, tmp_path, kind, timeout=60)
+    assert done.stdout.splitlines() == ["the child may not write", "the parent keeps the lock", "(10, 30)"]
+
+
+@pytest.mark.parametrize("kind", ["a second name", "a folder", "a pipe"])
+def test_nothing_is_written_to_what_is_no_lock_file(tmp_path, kind):
+    target, path = tmp_path / "precious", tmp_path / ".phijax_rng.lock"
+    target.write_text("kept")
+    if kind == "a second name":
+        os.link(target, path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    with pytest.raises(OSError, match=re.escape(str(path))):
+        DirectoryLock(tmp_path).acquire()
+    assert target.read_text() == "kept"
 
 
 class TestWithoutFlock:

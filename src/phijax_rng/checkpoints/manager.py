@@ -252,9 +252,9 @@ class Checkpoints:
                 f"step {step} is already saved in {self.directory}. "
                 "Continue from it, or use another directory."
             )
+        self.lock()
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        self.lock()
         self._writer.start(SaveDocument(parts, arrays, step, self._parent(contract), contract, memory))
         self._schedule.start()
         if not self.asynchronous:
