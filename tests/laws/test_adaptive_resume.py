@@ -7,6 +7,7 @@ comparison has its control: a run that lost weights, memory or schedule must fai
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -90,11 +91,14 @@ def whole(tmp_path_factory):
 def test_a_cut_at_every_step_leaves_one_run(whole, tmp_path, kind, cut):
     straight, folder = whole(kind)
     assert int(straight.state.step) == END
-    # A file that a killed process had written further.
     csv = tmp_path / "history.csv"
     if cut % 2:
+        # The run's own directory, and a file that a killed process had written further.
+        shutil.copytree(folder / "run", tmp_path / "run")
         csv.write_bytes((folder / "history.csv").read_bytes())
-    resumed = fit(kind, None, csv=csv, ckpt_path=folder / "run", ckpt_step=cut)
+        resumed = fit(kind, tmp_path / "run", csv=csv, resume=True, ckpt_step=cut)
+    else:
+        resumed = fit(kind, None, csv=csv, ckpt_path=folder / "run", ckpt_step=cut)
     assert (resumed.iterations, resumed.stopped_early) == (END - cut, True)
     assert_trees_bitwise_equal(resumed.state, straight.state)
     assert_trees_bitwise_equal(resumed.history, straight.history)
