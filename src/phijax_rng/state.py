@@ -299,6 +299,11 @@ def trainable(model_state: object) -> Any:
     return jax.tree.map(select, model_state, is_leaf=model_leaves.is_carried_node)
 
 
+def floating(model_state: object) -> Any:
+    """`model_state` with every leaf that is no floating or complex array replaced by `None`."""
+    return jax.tree.map(lambda leaf: leaf if model_leaves.is_trainable(leaf) else None, model_state)
+
+
 def rebuilt(model_state: T) -> T:
     """The same leaves in new containers, which may be changed in place."""
     return jax.tree.map(lambda leaf: leaf, model_state)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from phijax_rng._base.types import ModelState
-from phijax_rng.state import TrainState, merge, trainable
+from phijax_rng.state import TrainState, floating, merge
 
 
 class AveragedState(NamedTuple):
@@ -35,7 +35,7 @@ class AveragedState(NamedTuple):
 
 def with_average(state: TrainState) -> TrainState:
     """`state` with an average that starts here, for a `LossTrainStep` with `ema_decay`."""
-    average = jax.tree.map(lambda leaf: jnp.array(leaf, _precise(leaf)), trainable(state.model_state))
+    average = jax.tree.map(lambda leaf: jnp.array(leaf, _precise(leaf)), floating(state.model_state))
     # NumPy, since a Python float would have a weak type, and a second one would compile a second program.
     kept = AveragedState(state.optimizer_state, average, jnp.asarray(np.float32(0)))
     return state.replace(optimizer_state=kept)
@@ -55,7 +55,7 @@ def averaged(
         # mask, a best value) has no mean, so the newest value stands.
         return jnp.where((share < 1) & jnp.isfinite(old), moved, new)
 
-    return AveragedState(optimizer_state, jax.tree.map(mixed, before.average, trainable(model)), weight)
+    return AveragedState(optimizer_state, jax.tree.map(mixed, before.average, floating(model)), weight)
 
 
 def averaged_model(state: TrainState) -> ModelState:
@@ -73,7 +73,7 @@ def averaged_model(state: TrainState) -> ModelState:
         # that were restored alone.
         return jnp.where(kept.weight > 0, average.astype(jnp.result_type(leaf)), leaf)
 
-    return merge(jax.tree.map(chosen, kept.average, trainable(state.model_state)), state.model_state)
+    return merge(jax.tree.map(chosen, kept.average, floating(state.model_state)), state.model_state)
 
 
 def optimizer_part(optimizer_state: Any, ema_decay: float | None) -> Any:

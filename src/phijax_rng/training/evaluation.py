@@ -18,7 +18,7 @@ import optax
 import optax.contrib
 
 from phijax_rng._base.types import ModelState
-from phijax_rng.state import TrainState, merge, trainable
+from phijax_rng.state import TrainState, floating, merge, trainable
 from phijax_rng.training.averaging import AveragedState, averaged_model
 
 # Where these averages are among the arrays of a checkpoint, which outlives the classes.
@@ -71,7 +71,7 @@ def stored_averages(arrays: Mapping[str, jax.Array], model_state: ModelState) ->
                 return arrays[f"{where}.real"] + 1j * arrays[f"{where}.imaginary"]
             return arrays.get(where, optax.MaskedNode())
 
-        return jax.tree_util.tree_map_with_path(stored, trainable(model_state))
+        return jax.tree_util.tree_map_with_path(stored, floating(model_state))
 
     if any(path.startswith(_AVERAGE) for path in arrays):
         return AveragedState(None, tree_at(_AVERAGE), arrays["optimizer_state.weight"])

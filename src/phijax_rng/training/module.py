@@ -50,7 +50,8 @@ class StepOutput:
             there are none. Leaves handed back as they came are trained. Leaves that were replaced
             are variables (batch statistics, counters): they are carried as returned, and the
             optimizer does not move them. Which is which is decided when the step is traced, so
-            return the parameters themselves, for example `{**model_state, "batch_stats": new}`.
+            return the parameters themselves, for example `{**model_state, "batch_stats": new}`. A model
+            that `losses` change in place (Flax NNX) is returned too; changes that are not returned raise.
         diagnostics: name -> scalar, recorded beside the losses, without influence.
     """
 
@@ -63,8 +64,10 @@ class StepOutput:
 class LossModule:
     """A model and its named losses, as plain functions.
 
-    Gradients are taken for leaves of `model_state` that are floating or complex arrays; integers,
-    booleans and keys are carried.
+    Gradients are taken for leaves of `model_state` that are floating or complex arrays of JAX or NumPy. All
+    else is carried: arrays of integers, booleans and keys, functions, text, fields of modules. Of Flax NNX
+    Variables `nnx.Param` alone is trained, of an `eqx.nn.State` nothing. A Python float in a dict, list or
+    tuple could be a parameter or a constant, and raises.
 
     Attributes:
         init: `init(key) -> model_state`, the model factory.
