@@ -132,7 +132,8 @@ def test_losses_that_draw_or_replace_leaves_are_not_compared(caplog):
     def takes_a_key(model_state, batches, key):
         return {"fit": jnp.max(batches["data"]["inputs"] @ model_state["w"])}
 
-    fit(LossModule(lambda key: START, dropped, batch_keys=("data",)))
+    with jax.debug_key_reuse(True):
+        fit(LossModule(lambda key: START, dropped, batch_keys=("data",)))
     with caplog.at_level(logging.INFO, logger="phijax_rng"):
         fit(LossModule(lambda key: START, with_statistics, batch_keys=("data",)))
     assert "micro-batches are not compared with the batch" in caplog.text

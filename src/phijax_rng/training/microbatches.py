@@ -86,8 +86,8 @@ def _one_by_one(evaluate: Callable[..., Evaluated], model_state: ModelState, inp
         return replaced, (losses, diagnostics)
 
     # The first trace shows which leaves the losses replace; a scan must know them before it starts.
-    # Shapes are enough here; nothing is computed twice.
-    first = jax.tree.map(lambda leaf: leaf[0], inputs)
+    # From shapes, since a slice of the keys would count as a use of them under `jax_debug_key_reuse`.
+    first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     carried = jax.eval_shape(turn, none_of(model_state), first)[0]
     start = jax.tree.map(
         lambda new, old: None if new is None else jnp.asarray(old), carried, model_state, is_leaf=is_none

@@ -46,8 +46,10 @@ class _Probe:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         found: dict[str, jax.Array] = {}
         for kind, count in (("whole", 1), ("sliced", self._step.microbatches)):
+            # A clone, since `jax_debug_key_reuse` allows one use of a key.
+            own = jax.random.clone(key)
             replaced, losses, _ = evaluated(
-                self._step.module, state.model_state, batches, key, mask, count=count
+                self._step.module, state.model_state, batches, own, mask, count=count
             )
             self.replaces |= bool(jax.tree.leaves(replaced))
             found |= {f"{kind}/{name}": loss for name, loss in losses.named().items()}
