@@ -300,6 +300,45 @@ def saves(folder: str) -> None:
     print(Checkpoints(folder).steps)
 
 
+def limits(folder: str, seconds: str = "0") -> None:
+    """The first process prepares the data, and its clock alone ends the run; printed."""
+    import time
+
+    from phijax_rng import HostPool, PoolDataModule, Trainer
+    from phijax_rng.trainer import signals
+    from tests import _problems
+
+    index = jax.process_index()
+    signals.time.monotonic = lambda: 1000.0 + (10.0 * calls[0] if index == 0 else 0)
+    calls = [0]
+
+    class Prepared(PoolDataModule):
+        def prepare_data(self) -> None:
+            time.sleep(float(seconds))
+            (Path(folder) / f"prepared by {index}").touch()
+            if (Path(folder) / "broken").exists():
+                raise OSError("no such host")
+
+        def setup(self, stage: str) -> None:
+            print("prepared:", sorted(path.name for path in Path(folder).iterdir()))
+
+    class Tick:
+        every_n_steps = 1
+
+        def __call__(self, event: Any) -> None:
+            calls[0] += 1
+
+    problem = _problems.dropout()
+    rows = np.linspace(-1, 1, 64, dtype=np.float32).reshape(32, 2)
+    data = Prepared({"data": HostPool(rows, rows[:, :1])}, {"data": 8})
+    trainer = Trainer(100, max_time=45, callbacks=[Tick()], chunk_size=2, devices="auto", progress=False)
+    arguments = {**problem.arguments, "datamodule": data}
+    result = trainer.fit(problem.module, seed=0, **arguments)
+    print("ended", int(result.state.step), result.interrupted)
+    (Path(folder) / "broken").touch()
+    _refused(lambda: trainer.fit(problem.module, seed=0, **arguments))
+
+
 def long_run(folder: str, stop: str) -> None:
     """A run that is meant to be stopped from outside; prints a line at every look, in one process."""
     from phijax_rng.callbacks import progress

@@ -25,6 +25,16 @@ def in_both():
         yield servers
 
 
+@pytest.mark.full
+def test_the_first_process_prepares_the_data_and_its_clock_ends_the_run(tmp_path):
+    first, second = _pair.run_pair(_pair.limits, tmp_path)
+    assert (
+        first.splitlines()[:2] == second.splitlines()[:2] == ["prepared: ['prepared by 0']", "ended 5 True"]
+    )
+    assert first.splitlines()[2] == "OSError no such host"
+    assert second.splitlines()[2].startswith("RuntimeError the primary process raised an exception.")
+
+
 def test_one_process_agrees_with_itself():
     assert processes.broadcast(3, True, 2**31 - 1) == (3, 1, 2**31 - 1)
     assert processes.maximum(4) == 4

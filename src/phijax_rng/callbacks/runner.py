@@ -20,12 +20,28 @@ from phijax_rng.training.module import is_array
 _log = logging.getLogger("phijax_rng")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    """What callbacks have done; replaced as a whole, so that an interrupt leaves each one done or not done.
+
+    Attributes:
+        memories: by name.
+        pending: the names that are still to be called at this step; `None` outside of a round of calls.
+        names: the numbers that were there before the callback in progress; `None` outside of a round.
+        called_at_end: the names that were called for the end of the run.
+    """
+
+    memories: dict[str, Memory]
+    pending: tuple[str, ...] | None = None
+    names: frozenset[str] | None = None
+    called_at_end: tuple[str, ...] = ()
+
+
 class CallbackRunner:
     """The callbacks of one call of `fit`, and what each of them remembers.
 
     Attributes:
         had_stopped: whether one of them had stopped the run that is resumed.
-        interrupted_reports: the names that a callback reported before it was interrupted.
     """
 
     def __init__(
@@ -47,11 +63,10 @@ class CallbackRunner:
             is_fresh: whether another run begins, and not one that may have been killed before its first save.
         """
         self._callbacks = callbacks
-        self.interrupted_reports: tuple[str, ...] = ()
+        self._settings = {callback.name: settings_of(callback) for callback in callbacks}
         found = assigned(callbacks, memories, settings or {})
         known = {c.name: copy.deepcopy(found.get(c.name, {})) for c in callbacks}
-        # Replaced as a whole: an interrupt leaves a callback either called, with its memory, or pending.
-        self._progress: tuple[dict[str, Memory], tuple[str, ...] | None] = known, tuple(pending) or None
+        self._progress = _Progress(known, tuple(pending) or None)
         for callback in callbacks:
             try:
                 callback.check(copy.deepcopy(self._memories[callback.name]))
@@ -64,16 +79,33 @@ class CallbackRunner:
 
     @property
     def _memories(self) -> dict[str, Memory]:
-        return self._progress[0]
+        return self._progress.memories
 
     @property
     def pending(self) -> tuple[str, ...]:
         """The names that are still to be called at the step of `begin`."""
-        return self._progress[1] or ()
+        return self._progress.pending or ()
+
+    @property
+    def called_at_end(self) -> tuple[str, ...]:
+        """The names that were called for the end of the run."""
+        return self._progress.called_at_end
+
+    def _advance(self, **changes: Any) -> None:
+        self._progress = dataclasses.replace(self._progress, **changes)
 
     def begin(self, step: int) -> None:
         """Makes the callbacks that are due at a step the pending ones."""
-        self._progress = self._memories, tuple(c.name for c in self._callbacks if c.is_due(step))
+        self._advance(pending=tuple(c.name for c in self._callbacks if c.is_due(step)))
+
+    def restore_end(self, called: Sequence[str]) -> None:
+        """Of a run that had ended: who was called for its end."""
+        self._advance(called_at_end=tuple(called))
+
+    def kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The numbers without those of a callback that was interrupted: called again, it reports again."""
+        names = self._progress.names
+        return {name: value for name, value in metrics.items() if names is None or name in names}
 
     def require_followed(self, names: tuple[str, ...], max_steps: int) -> None:
         """Raises if a callback follows a number that is never there when it is called.
@@ -153,8 +185,9 @@ class CallbackRunner:
         have reported. After the last one, a single error is raised as it is, and several are raised as an
         `ExceptionGroup`.
         """
-        if self._progress[1] is None:
+        if self._progress.pending is None:
             self.begin(event.step)
+        self._advance(names=frozenset(event.metrics))
         stop, errors = False, list[Exception]()
         for index, callback in enumerate(self._callbacks):
             wanted = callback.follows
@@ -164,30 +197,34 @@ class CallbackRunner:
             ):
                 continue
             memory = self._try(callback, event, f"at step {event.step}", errors)
-            left = tuple(name for name in self.pending if name != callback.name)
-            if memory is None:
-                self._progress = self._memories, left
-            else:
-                self._progress = {**self._memories, callback.name: memory[1]}, left
-                stop = memory[0] or stop
-        self._progress = self._memories, None
+            known = {} if memory is None else {callback.name: memory[1]}
+            stop = stop or (memory is not None and memory[0])
+            self._advance(
+                memories={**self._memories, **known},
+                pending=tuple(name for name in self.pending if name != callback.name),
+                names=frozenset(event.metrics),
+            )
+        self._advance(pending=None, names=None)
         _raise(errors)
         return stop
 
-    def call_at_end(self, event: Event, called: list[str]) -> None:
-        """Calls the callbacks that are due when the run ends; errors as in `call`. No memory changes.
+    def call_at_end(self, event: Event) -> None:
+        """Calls the callbacks that are due when the run ends and have not been called there yet.
 
-        Args:
-            event: of the last step.
-            called: names of those that were called at this step's end before; those called now are added.
+        Errors as in `call`. No memory changes.
         """
+        self._advance(names=frozenset(event.metrics))
         errors = list[Exception]()
         for callback in self._callbacks:
-            is_over = not callback.at_end or callback.is_due(event.step) or callback.name in called
+            is_over = (
+                not callback.at_end or callback.is_due(event.step) or callback.name in self.called_at_end
+            )
             if is_over or (callback.follows is not None and callback.follows not in event.metrics):
                 continue
-            if self._try(callback, event, f"when the run ended at step {event.step}", errors) is not None:
-                called.append(callback.name)
+            answer = self._try(callback, event, f"when the run ended at step {event.step}", errors)
+            done = () if answer is None else (callback.name,)
+            self._advance(names=frozenset(event.metrics), called_at_end=(*self.called_at_end, *done))
+        self._advance(names=None)
         _raise(errors)
 
     def _try(
@@ -196,7 +233,6 @@ class CallbackRunner:
         """Whether the callback stops the run, and its new memory; `None`, and an error more, if it raises."""
         # A copy, so that a callback that fails half-way keeps the memory of its last complete call.
         memory = copy.deepcopy(self._memories[callback.name])
-        before = set(event.metrics)
         try:
             stop = _stops(callback.callback(dataclasses.replace(event, memory=memory)))
             _require_plain(memory, "memory")
@@ -204,10 +240,6 @@ class CallbackRunner:
             error.add_note(f"raised by the callback {callback.name!r} {when}")
             errors.append(error)
             return None
-        except BaseException:
-            # It is called again after a resume, and reports again.
-            self.interrupted_reports = tuple(set(event.metrics) - before)
-            raise
         return stop, memory
 
     def finish(self, event: Event) -> None:
@@ -230,7 +262,7 @@ class CallbackRunner:
 
     def settings(self) -> dict[str, str]:
         """The settings of each callback, for `memories.assigned`."""
-        return {callback.name: settings_of(callback) for callback in self._callbacks}
+        return dict(self._settings)
 
 
 def _require_meeting(what: str, every: int, reporters: list[AdaptedCallback], max_steps: int) -> None:

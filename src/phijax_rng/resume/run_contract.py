@@ -85,6 +85,7 @@ class RunContract:
         """
         self._id, self._origin, self._parent = lineage.id, lineage.origin, lineage.parent_step
         self.changes = lineage.changes
+        self._saving: int | None = None
         self._base = base
         self._on_change = on_change
         self._source = source
@@ -150,14 +151,18 @@ class RunContract:
             warnings.warn(_message(differences, self._step), UserWarning, stacklevel=9)
 
     def for_save(self, state: TrainState) -> dict[str, Any]:
-        """The contract to save with this state; the next one will name it as its parent."""
+        """The contract to save with this state; that of a later step will name it as its parent."""
+        step = int(state.step)
+        if self._saving not in (None, step):
+            self._parent = self._saving
+        # Asked for twice where a save was interrupted, and a step is not its own parent.
+        self._saving = step
         lineage = {
             "id": self._id,
             "parent_step": self._parent,
             "origin": self._origin,
             "changes": self.changes,
         }
-        self._parent = int(state.step)
         return {**self._complete(), "canary": self._canary(state), "run": lineage}
 
     @property

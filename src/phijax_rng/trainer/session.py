@@ -111,9 +111,8 @@ class TrainingSession:
             display.close()
             raise
         self.stop_requested = self._callbacks.had_stopped
-        # Since the run ended: what it needs to go on as if it had not, and who was called for the end.
+        # Since the run ended: what it needs to go on as if it had not.
         self._before_end: dict[str, Any] | None = None
-        self._called_at_end: list[str] = []
         if self.is_over and "end" in run.memory:
             self._restore_end(**run.memory["end"])
         self._warned_of_nonfinite = self._warned_of_balancer = False
@@ -260,7 +259,7 @@ class TrainingSession:
         if self._before_end is None:
             self._before_end = self._memory()
         try:
-            self._callbacks.call_at_end(self._event(), self._called_at_end)
+            self._callbacks.call_at_end(self._event())
         except Exception as error:
             self.callback_error = error
             raise
@@ -268,7 +267,7 @@ class TrainingSession:
     def _restore_end(self, metrics: Mapping[str, float], called: list[str]) -> None:
         """Of a run that had ended: the numbers that were reported for its end."""
         self._before_end = self._memory()
-        self._called_at_end = list(called)
+        self._callbacks.restore_end(called)
         added = {name: number for name, number in metrics.items() if name not in self.metrics}
         if added:
             self._add_report(added)
@@ -352,10 +351,9 @@ class TrainingSession:
 
     def _memory(self) -> dict[str, Any]:
         """What a run that continues from here needs besides its state."""
-        withdrawn = self._callbacks.interrupted_reports
-        metrics = {name: value for name, value in self.metrics.items() if name not in withdrawn}
+        metrics = self._callbacks.kept(self.metrics)
         if self._before_end is not None:
-            end = {"metrics": metrics, "called": list(self._called_at_end)}
+            end = {"metrics": metrics, "called": list(self._callbacks.called_at_end)}
             return {**self._before_end, "end": end}
         pending = {"pending": list(self._callbacks.pending)} if self._callbacks.pending else {}
         return {
