@@ -183,7 +183,8 @@ MISTAKES = {
     "an array as pools": (lambda: fit(pools=X), "pools must be a mapping, got float32[6, 2]"),
     "pools without a name": (
         lambda: fit(pools=BATCH["data"]),
-        "no batch size for sampler 'inputs'; batch_sizes has 'data'. Add batch_sizes['inputs']",
+        "pools must be pools by name, got {'inputs': float32[6, 2], 'targets': float32[6, 1]}, and "
+        "batch_sizes names 'data'. Pass {'data': {'inputs': ..., ...}}.",
     ),
     "a generator function": (
         lambda: fit_source(generator),

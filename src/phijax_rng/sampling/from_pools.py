@@ -108,6 +108,16 @@ def _room() -> int:
     return _RESIDENT_BYTES if limit is None else int(limit) // 2
 
 
+def require_pools(pools: Mapping[str, Any], batch_sizes: Mapping[str, Any]) -> None:
+    """Raises for the fields of one pool in place of pools by name."""
+    if "inputs" in pools and not set(pools) & set(batch_sizes):
+        name = next(iter(batch_sizes))
+        raise ValueError(
+            f"pools must be pools by name, got {validation.formatted(dict(pools))}, and batch_sizes names "
+            f"{validation.shown(batch_sizes)}. Pass {{{name!r}: {{'inputs': ..., ...}}}}."
+        )
+
+
 def require_sizes(samplers: Mapping[str, Any], batch_sizes: Mapping[str, Any]) -> None:
     """Raises unless there is a size for each sampler, and no other."""
     for name in samplers:

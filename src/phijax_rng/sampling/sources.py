@@ -30,7 +30,7 @@ from phijax_rng._base import pytrees, validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Step
 from phijax_rng.sampling.adapters import AdaptedSampler, States, adapt_sampler
-from phijax_rng.sampling.from_pools import make_samplers, require_known, require_sizes
+from phijax_rng.sampling.from_pools import make_samplers, require_known, require_pools, require_sizes
 from phijax_rng.sampling.protocols import INDEX
 from phijax_rng.sampling.rows import read
 
@@ -353,6 +353,7 @@ class PoolDataModule:
     def __init__(self, pools: Mapping[str, Any], batch_sizes: BatchSizes, **options: object):
         validation.mapping(pools, "pools")
         validation.mapping(batch_sizes, "batch_sizes")
+        require_pools(pools, batch_sizes)
         require_sizes(pools, batch_sizes)
         assign(self, pools=dict(pools), batch_sizes=dict(batch_sizes), options=options)
 
