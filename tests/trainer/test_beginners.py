@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 
 import phijax_rng
@@ -185,6 +186,27 @@ MISTAKES = {
         lambda: fit(pools=BATCH["data"]),
         "pools must be pools by name, got {'inputs': float32[6, 2], 'targets': float32[6, 1]}, and "
         "batch_sizes names 'data'. Pass {'data': {'inputs': ..., ...}}.",
+    ),
+    "a DataFrame with text": (
+        lambda: fit(pools={"data": pandas.DataFrame({"x": X[:, 0], "name": ["a"] * 6})}),
+        "fields['name'] must hold numbers, got dtype ",
+    ),
+    "a DataFrame without names": (
+        lambda: fit(pools={"data": pandas.DataFrame(X)}),
+        "columns[0] must be a non-empty string, got 0. Name it.",
+    ),
+    "a DataFrame as pools": (
+        lambda: fit(pools=pandas.DataFrame({"x": X[:, 0]})),
+        "pools must be a mapping, got DataFrame(...). Pass a dict keyed by name.",
+    ),
+    "lists of numbers in a batch": (
+        lambda: fit_source(lambda step: {"data": {"inputs": (X + step).tolist(), "targets": Y}}),
+        "source(0)['data']['inputs'] must be an array of numbers, got a list of numbers. "
+        "Convert it with np.asarray, or leave it out.",
+    ),
+    "text in a batch": (
+        lambda: fit_source([{"data": {**BATCH["data"], "name": "a"}}] * 5),
+        "source(0)['data']['name'] must be an array of numbers, got <U1[].",
     ),
     "a generator function": (
         lambda: fit_source(generator),
@@ -502,6 +524,16 @@ def test_a_directory_with_a_run_is_told_apart_from_the_run_to_start_from(tmp_pat
     with pytest.raises(RunExistsError) as caught:
         _fit.fit(heat, 2, tmp_path / "a", ckpt_path=tmp_path / "b")
     assert f"this call would start another one from {tmp_path / 'b'}. Pass resume='auto'" in str(caught.value)
+
+
+def test_a_data_frame_is_a_pool_with_a_field_for_each_column():
+    frame = pandas.DataFrame({"x": X[:, 0], "count": range(6)}, index=list("abcdef"))
+    source = PoolDataModule({"data": frame}, {"data": "all"}).train_batch_source(("data",), jax.random.key(0))
+    rows = source(0)["data"]
+    assert {name: (rows[name].dtype, rows[name].tolist()) for name in rows} == {
+        "x": (np.float32, X[:, 0].tolist()),
+        "count": (np.int32, list(range(6))),
+    }
 
 
 def test_an_impure_source_stays_an_error_of_its_own():

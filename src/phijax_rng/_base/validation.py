@@ -304,8 +304,9 @@ def _formatted(value: object, depth: int) -> str:
     if type(value) in (dict, list, tuple) and depth:
         return _formatted_entries(value, depth - 1)
     text = repr(value)
-    # The repr of an object prints the arrays inside it, over many lines where they are large.
-    return f"{type(value).__qualname__}(...)" if "array(" in text.lower() else text
+    # The repr of an object prints the arrays inside it, over many lines where they are large. So do tables.
+    has_numbers = "array(" in text.lower() or "\n" in text
+    return f"{type(value).__qualname__}(...)" if has_numbers else text
 
 
 def _formatted_entries(value: Any, depth: int) -> str:

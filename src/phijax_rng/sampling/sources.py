@@ -101,8 +101,8 @@ class NamedBatchSource:
         """A source of rows of finite pools.
 
         Args:
-            pools: name -> `HostPool`, or mapping from field name to array, or a dataset (`len`, `[i]`), which
-                always stays on the host; see `DatasetSampler`.
+            pools: name -> `HostPool`, or mapping from field name to array, or a DataFrame, whose columns are
+                the fields, or a dataset (`len`, `[i]`), which always stays on the host; see `DatasetSampler`.
             batch_sizes: name -> positive int or `"all"`.
             key: the sampling key, one typed key.
             names: which pools to draw from, in this order; the order of `batch_sizes` when left out.
@@ -341,7 +341,7 @@ class PoolDataModule:
     """The usual data module: pools and sizes, drawn with `NamedBatchSource.from_pools`.
 
     Attributes:
-        pools: name -> `HostPool`, or mapping from field name to array.
+        pools: name -> `HostPool`, or mapping from field name to array, or a DataFrame.
         batch_sizes: name -> positive int or `"all"`.
         options: more arguments of `NamedBatchSource.from_pools` (`replace`, `order`, `resident`, ...).
     """

@@ -170,7 +170,14 @@ class RunSpec:
         """The state that the module's `init`, the optimizer and the balancer make from these streams."""
         assert isinstance(self.module, LossModule)
         balancer_state = adapt_balancer(self.balancer).initial_state()
-        model_state = self.module.init(streams.model)
+        try:
+            model_state = self.module.init(streams.model)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise TypeError(
+                    f"init must work as init(key), and that call says: {error} Wrap it: lambda key: ..."
+                ) from None
+            raise
         _require_parameters(model_state)
         return self._averaging(initialize_train_state(model_state, self.optimizer, balancer_state, streams))
 

@@ -10,6 +10,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from phijax_rng._base import validation
 from phijax_rng._base.digests import digest
 from phijax_rng.devices import processes
@@ -113,12 +116,25 @@ def _require_named(batches: object, step: int, batch_keys: tuple[str, ...]) -> N
             f"source({step}) must return a dict of batches by name, got {validation.formatted(batches)}. "
             f"Return {{{batch_keys[0]!r}: rows}}: batch_keys are {validation.shown(batch_keys)}."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(batches), is_leaf=_is_list_of_numbers):
+        is_list = _is_list_of_numbers(leaf)
+        if is_list or np.asarray(leaf).dtype.kind in "OSUmM":
+            found = "a list of numbers" if is_list else validation.formatted(leaf)
+            raise TypeError(
+                f"source({step}){jax.tree_util.keystr(path)} must be an array of numbers, got {found}. "
+                "Convert it with np.asarray, or leave it out."
+            )
     missing = [name for name in batch_keys if name not in batches]
     if missing:
         raise ValueError(
             f"the source has no batch {missing[0]!r}; it has {validation.shown(batches)}, and the "
             f"module's batch_keys are {validation.shown(batch_keys)}. Make them agree."
         )
+
+
+def _is_list_of_numbers(leaf: object) -> bool:
+    """Whether JAX would take it for as many arrays as it has numbers."""
+    return isinstance(leaf, list) and bool(leaf) and (isinstance(leaf[0], list) or np.shape(leaf[0]) == ())
 
 
 def _digests(batch: Any, names: list[str] | None) -> dict[str, str]:
