@@ -205,8 +205,8 @@ MISTAKES = {
         "Convert it with np.asarray, or leave it out.",
     ),
     "text in a batch": (
-        lambda: fit_source([{"data": {**BATCH["data"], "name": "a"}}] * 5),
-        "source(0)['data']['name'] must be an array of numbers, got <U1[].",
+        lambda: fit_source(lambda step: {"data": {**BATCH["data"], "name": "a"}}),
+        "source(0)['data']['name'] must be an array of numbers, got 'a'. Convert it with np.asarray, or",
     ),
     "a generator function": (
         lambda: fit_source(generator),
