@@ -21,6 +21,7 @@ from phijax_rng import (
 )
 from phijax_rng.resume.contract import digest_contents
 from phijax_rng.sampling import HostedRowSampler
+from phijax_rng.sampling.adapters import adapt_source
 from tests._bitwise import assert_trees_bitwise_equal
 
 KEY = keys.root_key(0)
@@ -92,6 +93,10 @@ def in_an_iterable(value):
     return IterableSource([{"p": {"x": value}}])(0)["p"]["x"]
 
 
+def in_a_source(value):
+    return adapt_source(lambda step: {"p": {"x": value}})(0)["p"]["x"]
+
+
 def as_a_template(value):
     return UniformDomainSampler([(0, 1)], {"x": value}).templates["x"]
 
@@ -153,6 +158,28 @@ def test_an_input_is_refused_by_name_wherever_rows_are_stored(given):
         whole = given == "masked on disk" and way is resident
         assert "a field on disk" in message if whole else "'x'" in message, way
         assert "\n" not in message
+
+
+@pytest.mark.parametrize("given", [name for name in GIVEN if name in (">f2", ">f8", ">i4", "memory map")])
+def test_a_source_of_ones_own_may_return_other_byte_orders(given, tmp_path):
+    found = in_a_source(GIVEN[given](tmp_path))
+    assert found.dtype.isnative and type(found) is np.ndarray
+    np.testing.assert_array_equal(found, ROWS)
+
+
+@pytest.mark.parametrize(
+    "given", ["masked", "longdouble", "objects", "dates", "large integers", "large floats"]
+)
+def test_a_source_of_ones_own_is_refused_what_a_pool_is(given):
+    make, wanted = REFUSED[given]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        in_a_source(make())
+    assert str(caught.value).startswith("batch 0['p']['x']") and wanted in str(caught.value)
+
+
+def test_a_batch_of_ones_own_is_passed_on_as_it_is():
+    batch = {"z": {"x": ROWS}, "a": {"y": jnp.ones(3), "x": np.float32([1])}}
+    assert adapt_source(lambda step: batch)(0) is batch
 
 
 def test_infinite_numbers_fit_into_every_dtype():

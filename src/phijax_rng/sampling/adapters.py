@@ -17,7 +17,7 @@ from phijax_rng import keys
 from phijax_rng._base import plain_data, pytrees, validation
 from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, Rows, Step
 from phijax_rng._base.validation import formatted
-from phijax_rng.sampling.iterables import IterableSource
+from phijax_rng.sampling.iterables import IterableSource, checked_batch
 from phijax_rng.sampling.protocols import AdaptiveSampler, HostSampler, Sampler, StepSampler
 
 T = TypeVar("T")
@@ -230,7 +230,8 @@ class AdaptedSource:
     def __call__(self, step: Step, sampler_state: States | None = None) -> Any:
         """The batch of a step, drawn from the samplers' states where there are any."""
         # The user's source need not take a state that it has no sampler for.
-        return self._alone(self.source, *((step, sampler_state) if sampler_state else (step,)))
+        batch = self._alone(self.source, *((step, sampler_state) if sampler_state else (step,)))
+        return batch if self.traceable else checked_batch(batch, step)
 
     def filled(self, step: Step, sampler_state: States | None = None) -> tuple[Any, None]:
         """The batch of a step, and `None`: every row of it counts; see `prefetch.StackedBatches.filled`."""
@@ -267,7 +268,8 @@ class AdaptedSource:
     def sample(self, key: KeyScalar, batch_sizes: BatchSizes, sampler_state: States | None = None) -> Any:
         """Diagnostic batches from an explicit key."""
         states = (sampler_state,) if sampler_state else ()
-        return self._alone(self.source.sample, key, batch_sizes, *states)
+        batch = self._alone(self.source.sample, key, batch_sizes, *states)
+        return batch if self.traceable else checked_batch(batch, "for diagnostics")
 
     def prepare(self, device: object) -> "AdaptedSource":
         """The source to call in a run on a device, with its arrays there."""

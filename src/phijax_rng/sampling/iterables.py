@@ -121,7 +121,27 @@ def _is_empty(iterable: Any) -> bool:
         return False
 
 
-def _copied(batch: object, step: int) -> Any:
+def checked_batch(batch: object, step: object) -> Any:
+    """A batch of a source on the host, in dtypes and byte order that JAX has; mostly the batch itself.
+
+    Raises:
+        TypeError: an array does not hold numbers, or numbers of a dtype that JAX does not have.
+        ValueError: entries are masked, or beyond the 32 bits to which JAX narrows them.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, np.ndarray)]
+    if any(type(array) is not np.ndarray or not _is_of_jax(array.dtype) for array in arrays):
+        return _copied(batch, step)
+    if any(array.dtype.itemsize > 4 for array in arrays):
+        require_narrow(batch, f"batch {step}")
+    return batch
+
+
+def _is_of_jax(dtype: np.dtype[Any]) -> bool:
+    widest = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
+    return dtype.isnative and dtype.itemsize <= widest.get(dtype.kind, 0)
+
+
+def _copied(batch: object, step: object) -> Any:
     """A copy on the host, names in the order given."""
 
     def copied(path: tuple[Any, ...], leaf: object) -> np.ndarray[Any, Any]:

@@ -134,9 +134,9 @@ class SobolSampler(_PointSet):
             matrix_key, shift_key = jax.random.split(key)
             return self.domain.place(_unit(_scrambled_points(matrix_key, shift_key, directions, count)))
         # The first two keys are those of float32.
-        high, low = jax.random.split(key, 4).reshape(2, 2)
-        words = _scrambled_points(high[0], high[1], directions, count)
-        below = _scrambled_points(low[0], low[1], directions, count, below=True)
+        matrix_key, shift_key, lower_matrix_key, lower_shift_key = jax.random.split(key, 4)
+        words = _scrambled_points(matrix_key, shift_key, directions, count)
+        below = _scrambled_points(lower_matrix_key, lower_shift_key, directions, count, below=True)
         return self.domain.place(_unit_of_two(words, below))
 
 
