@@ -91,7 +91,8 @@ def optimizer_update(
         residual_fn: the rows of the residuals; `None` where the module has none.
 
     Raises:
-        TypeError: a part of the optimizer requires an argument that is not offered.
+        TypeError: a part of the optimizer requires an argument that is not offered, or its state changes its
+            structure.
     """
     offered = _offered(params, value, grads, value_fn, grad_fn)
     if residual_fn is not None:
@@ -101,8 +102,15 @@ def optimizer_update(
         grads = grads.fast  # the slow parameters follow the fast ones, and have no gradient
     # Optax promotes dtypes, which a user may forbid to code of their own.
     with jax.numpy_dtype_promotion("standard"):
-        updates, optimizer_state = _called(optimizer.update, (grads, optimizer_state, params), extra)
-        return optax.apply_updates(params, updates), optimizer_state
+        updates, following = _called(optimizer.update, (grads, optimizer_state, params), extra)
+        params = optax.apply_updates(params, updates)
+    # As text: JAX compares static metadata with the author's own `==`.
+    if str(jax.tree.structure(following)) != str(jax.tree.structure(optimizer_state)):
+        raise TypeError(
+            "the optimizer's state has another structure after an update than before it, which a compiled "
+            "loop cannot carry. Leave out the part that changes it; optax.monitor is one."
+        )
+    return params, following
 
 
 def _offered(
