@@ -48,12 +48,15 @@ def expected():
     [
         FREE,
         optax.chain(optax.clip(1e9), optax.chain(FREE)),
-        optax.named_chain(("clip", optax.clip(1e9)), ("free", FREE)),
+        pytest.param(optax.named_chain(("clip", optax.clip(1e9)), ("free", FREE)), marks=pytest.mark.full),
         optax.masked(FREE, lambda params: jax.tree.map(lambda _: True, params)),
         optax.partition({"x": FREE, "y": FREE}, {"a": "x", "b": "y"}),
-        optax.inject_hyperparams(optax.contrib.schedule_free_sgd)(learning_rate=0.1, b1=0.8),
-        optax.MultiSteps(FREE, 1),
-        optax.apply_if_finite(FREE, 3),
+        pytest.param(
+            optax.inject_hyperparams(optax.contrib.schedule_free_sgd)(learning_rate=0.1, b1=0.8),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(optax.MultiSteps(FREE, 1), marks=pytest.mark.full),
+        pytest.param(optax.apply_if_finite(FREE, 3), marks=pytest.mark.full),
         optax.contrib.split_real_and_imaginary(FREE),
     ],
     ids=["bare", "chain", "named", "masked", "partition", "inject", "multi-steps", "if finite", "split"],
@@ -101,7 +104,11 @@ def test_the_dtypes_are_those_of_the_model():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [optax.adam(0.1), optax.chain(optax.ema(0.9), optax.sgd(0.1)), optax.lbfgs(0.1, linesearch=None)],
+    [
+        optax.adam(0.1),
+        optax.chain(optax.ema(0.9), optax.sgd(0.1)),
+        pytest.param(optax.lbfgs(0.1, linesearch=None), marks=pytest.mark.full),
+    ],
     ids=["adam", "average of updates", "lbfgs"],
 )
 def test_without_an_average_it_is_the_model_state_itself(optimizer):
