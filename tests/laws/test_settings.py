@@ -209,3 +209,41 @@ def test_a_fit_without_jit_is_refused_before_it_is_traced():
         "jax_disable_jit is on, and training runs in a compiled loop. "
         "Turn it off; jax.debug.print and Trainer.audit show values and draws of a run."
     )
+
+
+# In float64
+
+
+def _init_wide(key):
+    return {"w": jax.random.normal(key, (2,), jnp.float64)}
+
+
+def _wide_residuals(model, batches):
+    data = batches["b"]
+    return {
+        "a": jnp.tanh(batches["a"]["inputs"] @ model["w"]) - 0.5,
+        "b": data["inputs"] @ model["w"] - data["targets"],
+    }
+
+
+def _wide_losses(model, batches):
+    rows = _wide_residuals(model, batches)
+    a = rows["a"] ** 2 * batches["a"].get("weights", 1.0)
+    return {"a": jnp.mean(a), "b": jnp.mean(rows["b"] ** 2)}
+
+
+@pytest.mark.parametrize("kind", mostly_full(list(KINDS), everyday=["static"]))
+def test_a_fit_is_float64_under_strict_promotion(kind):
+    with configured({**SETTINGS["both"], "jax_enable_x64": True}):
+        domain = Box(BOUNDS.astype(float))
+        sampler = KINDS[kind].sampler
+        wide = domain if isinstance(sampler, Box) else dataclasses.replace(sampler, domain=domain)
+        pool = ShuffledRowSampler({name: field.astype(float) for name, field in SMALL.items()})
+        data = Samplers({"a": wide, "b": pool}, dict.fromkeys(NAMES, 4))
+        module = LossModule(
+            _init_wide, _wide_losses, batch_keys=NAMES, loss_names=NAMES, residuals=_wide_residuals
+        )
+        result = Trainer(5, progress=False).fit(
+            module, datamodule=data, optimizer=optax.adam(1e-2), seed=0, balancer=KINDS[kind].balancer
+        )
+        assert result.state.model_state["w"].dtype == np.float64

@@ -2,6 +2,7 @@
 
 import os
 
+import h5py
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -57,6 +58,10 @@ def _mapped(tmp_path, dtype):
     return rows
 
 
+def _in_hdf5(path):
+    return h5py.File(os.path.join(path, "rows.h5"), "w").create_dataset("rows", data=ROWS.astype(">f4"))
+
+
 GIVEN = {
     **{dtype: (lambda _, d=dtype: ROWS.astype(d)) for dtype in (">f2", ">f4", ">f8", ">i4", ">u2", ">c8")},
     "bool": lambda _: ROWS > 3,
@@ -68,6 +73,7 @@ GIVEN = {
     "nullable column": lambda _: pd.Series([1, 2, 3, 4, 5, 6], dtype="Int64"),
     "memory map": lambda path: _mapped(path, ">f4"),
     "on disk": lambda _: OnDisk(ROWS.astype(">f4")),
+    "HDF5": _in_hdf5,
     "tensor": lambda _: Tensor(),
 }
 
@@ -108,7 +114,7 @@ WAYS = (resident, on_host, in_a_pool, in_a_dataset, in_an_iterable, as_a_templat
 def test_an_input_is_taken_alike_wherever_rows_are_stored(given, tmp_path):
     value = GIVEN[given](tmp_path)
     expected = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-    if given in ("on disk", "tensor"):
+    if given in ("on disk", "HDF5", "tensor"):
         expected = ROWS.astype(np.float32)
     expected = expected.astype(expected.dtype.newbyteorder("="))
     narrow = expected.astype(jax.dtypes.canonicalize_dtype(expected.dtype))

@@ -73,7 +73,7 @@ class UncertaintyBalancer:
     def combine(self, losses: Mapping[str, jax.Array], state: Mapping[str, jax.Array]) -> jax.Array:
         """The total of this step, as above."""
         weighted = weighted_sum(self.loss_names, losses, _weights(state))
-        return weighted + np.float32(0.5) * jnp.sum(state["used"]).astype(weighted.dtype)
+        return weighted + (np.float32(0.5) * jnp.sum(state["used"])).astype(weighted.dtype)
 
     def diagnostics(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The weights, by loss name."""

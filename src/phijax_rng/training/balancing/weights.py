@@ -30,9 +30,11 @@ def weighted_sum(
     names: tuple[str, ...], losses: Mapping[str, jax.Array], weights: jax.typing.ArrayLike
 ) -> jax.Array:
     """The dot product of weights and losses in the order of `names`, float32 (float64 when a loss is)."""
-    # Stacked in the order of `names`: a dict that JAX returned has its keys sorted.
-    values = jnp.stack([jnp.asarray(losses[name]) for name in names])
-    dtype = jnp.promote_types(values.dtype, jnp.float32)
+    # float32 weights and losses of any float dtype meet here, whatever promotion a user forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        # Stacked in the order of `names`: a dict that JAX returned has its keys sorted.
+        values = jnp.stack([jnp.asarray(losses[name]) for name in names])
+        dtype = jnp.promote_types(values.dtype, jnp.float32)
     return jnp.vdot(jnp.asarray(weights, dtype), values.astype(dtype))
 
 
