@@ -99,7 +99,11 @@ def test_every_edit_is_named_or_changes_nothing(folder):
         (("contract", "run"), "x", "contract.run is a text, not an object"),
         (("contract", "run", "parent_step"), "x", "contract.run.parent_step is a text, not a whole number"),
         (("memory", "metrics", "loss"), "x", "memory.metrics.loss is a text, not a whole number"),
-        (("memory", "history", "rows", 0), [1], "memory.history.rows has a row of 1 entries"),
+        (
+            ("memory", "history", "rows", 0),
+            [1],
+            "memory.history.rows has a row that is not a step and 1 numbers",
+        ),
     ],
 )
 def test_the_mistake_is_named(folder, place, value, mistake):

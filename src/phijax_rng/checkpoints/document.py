@@ -37,18 +37,20 @@ class Row(tuple[Any, ...]):
 
 
 _NUMBER = (int, float)
-_LEAVES, _ANY = [Row((str, str, [int]))], object
+_LEAVES, _ANY, _OBJECT = [Row((str, str, [int]))], object, {...: object}
+_TABLE = {"names?": [str], "rows?": [[(*_NUMBER, None)]]}
 _SHAPE = {
     "schema": int,
     "leaves": {"model_state": _LEAVES, "rest": _LEAVES},
     "digests": {"model_state": str, "rest": str},
     "contract": {
         "keys?": {"root?": (str, None), ...: _ANY},
+        **dict.fromkeys(("source?", "training?", "versions?", "settings?", "machine?", "contents?"), _OBJECT),
         "run?": {
             "id?": str,
             "parent_step?": (int, None),
-            "origin?": ({...: _ANY}, None),
-            "changes?": [{...: _ANY}],
+            "origin?": (_OBJECT, None),
+            "changes?": [_OBJECT],
         },
         ...: _ANY,
     },
@@ -56,7 +58,13 @@ _SHAPE = {
         "metrics?": {...: _NUMBER},
         "end?": {"metrics?": {...: _NUMBER}, ...: _ANY},
         "keep_best?": {"metric": str, "count": int, "mode": str, "every_n_steps": int},
-        "history?": {"names?": [str], "rows?": [[(*_NUMBER, None)]]},
+        "history?": _TABLE,
+        "timing?": _TABLE,
+        "interval?": ({"count": int, "sums": {...: _NUMBER}}, None),
+        "seconds?": _NUMBER,
+        "skipped?": Row((int, int)),
+        "pending?": [str],
+        "callbacks?": _OBJECT,
         ...: _ANY,
     },
     # Since version 0.2.0.
@@ -152,12 +160,11 @@ def _wrong_counts(document: Mapping[str, Any]) -> str | None:
                 return f"leaves.{part}[{index}][2] has a negative size"
         if len({path for path, *_ in leaves}) < len(leaves):
             return f"leaves.{part} names one path twice"
-    history = document["memory"].get("history", {})
-    widths = {len(row) for row in history.get("rows", [])} - {1 + len(history.get("names", []))}
-    if widths:
-        return f"memory.history.rows has a row of {min(widths)} entries"
-    if not all(isinstance(row[0], int) for row in history.get("rows", [])):
-        return "memory.history.rows has a row without a step"
+    for table in ("history", "timing"):
+        known = document["memory"].get(table, {})
+        rows, width = known.get("rows", []), 1 + len(known.get("names", []))
+        if any(len(row) != width or not isinstance(row[0], int) for row in rows):
+            return f"memory.{table}.rows has a row that is not a step and {width - 1} numbers"
     return None
 
 
