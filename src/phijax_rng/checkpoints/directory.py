@@ -95,9 +95,8 @@ class RunDirectory:
             NotADirectoryError: the path is a file.
             OSError: the file system does not answer, several times.
         """
-        return tuple(
-            sorted(map(int, _retried(lambda: list(self._step_names()), f"{self.path} cannot be read")))
-        )
+        names = _retried(lambda: list(self._step_names()), f"{self.path} cannot be read")
+        return tuple(sorted(map(int, names)))
 
     def _step_names(self) -> Iterator[str]:
         try:
@@ -182,11 +181,8 @@ class RunDirectory:
     def _failure(self, step: int, what: str, error: Exception, code: int | None) -> Exception:
         if code is not None:
             text = f"{what} of {self.where(step)} cannot be read, tried {len(_PAUSES) + 1} times"
-            return OSError(
-                code,
-                f"{text}: {os.strerror(code)}. Nothing was changed; start again",
-                str(self.path / str(step)),
-            )
+            text += f": {os.strerror(code)}. Nothing was changed; start again"
+            return OSError(code, text, str(self.path / str(step)))
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         return DamagedCheckpointError(
             f"{what} of {self.where(step)} cannot be read: {reason}. Restore another step."
@@ -290,7 +286,7 @@ class RunDirectory:
                     warnings.warn(
                         f"checkpoint at step {before} is damaged, going back to step {step}: {error}",
                         UserWarning,
-                        stacklevel=3,  # the caller of `Checkpoints.restore_intact`
+                        stacklevel=4,  # the caller of `Checkpoints.restore_intact`
                     )
         if not damage:
             raise FileNotFoundError(foreign.no_checkpoint(self.path))
@@ -302,19 +298,17 @@ class RunDirectory:
 
     def run_id(self) -> str | None:
         """The run that the newest readable document names."""
-        for step in reversed(self.steps):
-            with contextlib.suppress(DamagedCheckpointError, StepGoneError):
-                found = run_of(self.document(step))
-                if found is not None:
-                    return found
-        return None
+        return next((run_of(found) for found in self._readable() if run_of(found) is not None), None)
 
     def readable_contract(self) -> dict[str, Any]:
         """The contract of the newest step whose document is readable; an empty dict if there is none."""
+        return next((dict(found["contract"]) for found in self._readable()), {})
+
+    def _readable(self) -> Iterator[dict[str, Any]]:
+        """The documents that are readable, newest first."""
         for step in reversed(self.steps):
             with contextlib.suppress(DamagedCheckpointError, StepGoneError):
-                return dict(self.document(step)["contract"])
-        return {}
+                yield self.document(step)
 
     # Restoring a step
 

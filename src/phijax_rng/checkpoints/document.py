@@ -37,9 +37,10 @@ class Row(tuple[Any, ...]):
 
 
 _NUMBER = (int, float)
-_LEAVES, _ANY, _OBJECT = [Row((str, str, [int]))], object, {...: object}
+_LEAVES, _ANY = [Row((str, str, [int]))], object
+_OBJECT: dict[Any, Any] = {...: _ANY}
 _TABLE = {"names?": [str], "rows?": [[(*_NUMBER, None)]]}
-_SHAPE = {
+_SHAPE: dict[Any, Any] = {
     "schema": int,
     "leaves": {"model_state": _LEAVES, "rest": _LEAVES},
     "digests": {"model_state": str, "rest": str},

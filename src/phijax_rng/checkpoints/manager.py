@@ -39,9 +39,9 @@ from phijax_rng.checkpoints.document import SaveDocument, require_contract
 from phijax_rng.checkpoints.keep_best import KeepBest, Retention
 from phijax_rng.checkpoints.lock import DirectoryLock
 from phijax_rng.checkpoints.schedule import Schedule
-from phijax_rng.checkpoints.writer import StepWriter
+from phijax_rng.checkpoints.writer import Parents, StepWriter
 from phijax_rng.devices import processes
-from phijax_rng.errors import DamagedCheckpointError, DirectoryInUseError
+from phijax_rng.errors import DirectoryInUseError
 from phijax_rng.state import TrainState
 
 
@@ -87,9 +87,7 @@ class Checkpoints:
         self._locked_by: int | None = None
         self._depth = 0
         self._in_fit = threading.Lock()
-        # The last step that this object saved or restored, and the seals of documents it knows.
-        self._last: int | None = None
-        self._seals: dict[int, str] = {}
+        self._parents = Parents(self._run)
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.directory)!r}, steps={list(self.steps)})"
@@ -124,19 +122,15 @@ class Checkpoints:
                 f"another fit of this process uses this Checkpoints of {self.directory}. "
                 "Wait for it to end, or give each fit a directory of its own."
             )
+        held = int(self._is_locked)  # by the caller, for whom it stays
+        self._depth += held
         try:
-            with contextlib.ExitStack() as stack:
-                if self._is_locked:
-                    self._depth += 1
-                    stack.callback(self._leave)
-                self.lock()
-                stack.enter_context(self)
+            self.lock()
+            with self:
                 yield
         finally:
+            self._depth -= held
             self._in_fit.release()
-
-    def _leave(self) -> None:
-        self._depth -= 1
 
     # What is on disk
 
@@ -255,7 +249,7 @@ class Checkpoints:
         self.lock()
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        self._writer.start(SaveDocument(parts, arrays, step, self._parent(contract), contract, memory))
+        self._writer.start(SaveDocument(parts, arrays, step, self._parents.of(contract), contract, memory))
         self._schedule.start()
         if not self.asynchronous:
             self.wait()
@@ -278,16 +272,6 @@ class Checkpoints:
             raise self._writer.error(step, reason) from failed
         return saved
 
-    def _parent(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Number and seal of the step that a save with this contract continues."""
-        step = contract["run"].get("parent_step") if "run" in contract else self._last
-        if step is None:
-            return None
-        if step not in self._seals:
-            with contextlib.suppress(DamagedCheckpointError, OSError):
-                self._seals[step] = self._run.document(step)["sha256"]
-        return {"step": step, "sha256": self._seals.get(step)}
-
     def wait(self) -> None:
         """Waits for the save in flight, and deletes the steps that are not kept.
 
@@ -298,8 +282,7 @@ class Checkpoints:
             return
         landed = self._writer.wait()
         if landed is not None:
-            self._last = landed.step
-            self._seals |= {landed.step: landed.sha256} if landed.sha256 else {}
+            self._parents.saw(landed.step, landed.sha256)
         # With several processes this costs two round trips; without a save nothing is there to delete.
         if landed is not None or not processes.is_multiprocess():
             self._drop_old()
@@ -384,7 +367,7 @@ class Checkpoints:
         later = self._run.set_aside_after(step)
         # A step that was moved may be saved again, with another number.
         self._retention.forget()
-        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
+        self._parents.forget_after(step)
         if later:
             self._writer.reload()
         return later
@@ -467,5 +450,5 @@ class Checkpoints:
         return self._run.at(self.existing(step) if isinstance(step, str) else step, self._run.arrays)
 
     def _seen(self, found: Restoration) -> Restoration:
-        self._last, self._seals[found.step] = found.step, found.document["sha256"]
+        self._parents.saw(found.step, found.document["sha256"])
         return found

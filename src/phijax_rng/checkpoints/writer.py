@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -12,7 +13,7 @@ from phijax_rng._base import validation
 from phijax_rng._base.background import Worker
 from phijax_rng.checkpoints.directory import STATE, RunDirectory
 from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument
-from phijax_rng.errors import SaveError
+from phijax_rng.errors import DamagedCheckpointError, SaveError
 
 # Writers with a save in flight, and the process that started it.
 _unfinished: "dict[StepWriter, int]" = {}
@@ -28,6 +29,35 @@ def _wait_at_exit() -> None:
 
 # Before `atexit`: there the executors that Orbax and the digests use are closed, and a save would fail.
 getattr(threading, "_register_atexit", atexit.register)(_wait_at_exit)
+
+
+class Parents:
+    """The steps that one object saved or restored, and the seals of their documents."""
+
+    def __init__(self, run: RunDirectory):
+        self._run = run
+        self._last: int | None = None
+        self._seals: dict[int, str] = {}
+
+    def saw(self, step: int, sha256: str | None) -> None:
+        """Remembers a step that was saved or restored."""
+        self._last = step
+        if sha256 is not None:  # only the first process writes documents
+            self._seals[step] = sha256
+
+    def forget_after(self, step: int) -> None:
+        """Forgets later steps, which were set aside and may be saved again."""
+        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
+
+    def of(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Number and seal of the step that a save with this contract continues."""
+        step = contract["run"].get("parent_step") if "run" in contract else self._last
+        if step is None:
+            return None
+        if step not in self._seals:
+            with contextlib.suppress(DamagedCheckpointError, OSError):
+                self._seals[step] = self._run.document(step)["sha256"]
+        return {"step": step, "sha256": self._seals.get(step)}
 
 
 class StepWriter:
