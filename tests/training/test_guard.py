@@ -11,6 +11,7 @@ from phijax_rng import LossModule, LossTrainStep, TrainLoop, TrainState, initial
 from phijax_rng.errors import NonFiniteError
 from tests._bitwise import assert_trees_bitwise_equal
 from tests._selection import mostly_full
+from tests._subprocess import EIGHT_DEVICES, run_python
 
 # States by a script: an update sets every leaf to what its source says, so one program serves every case.
 
@@ -329,3 +330,69 @@ def test_the_number_of_updates_in_a_row_is_positive():
     message = "max_skipped_in_a_row must be in [1, 2**31), got 0. Pick a number inside the range."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         spoilt([], 0)
+
+
+# Other ways to run
+
+
+@pytest.mark.full
+def test_micro_batches_averages_padding_and_several_devices_have_the_same_event():
+    run_python(
+        """
+        import jax, jax.numpy as jnp, numpy as np, optax
+        from jax.sharding import Mesh, PartitionSpec
+        from phijax_rng import LossModule, Trainer, masked_mean
+        from phijax_rng.errors import NonFiniteError
+
+        rows = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+        class Data:
+            def __init__(self, count, weight):
+                self.count, self.weight = count, weight
+
+            def train_batch_source(self, names, key):
+                def source(step):
+                    weight = jnp.where(step == 7, self.weight, 1.0) + 0.001 * step
+                    x = jnp.asarray(rows[: self.count])
+                    return {"data": {"inputs": x, "weight": jnp.full((self.count, 1), weight)}}
+
+                return source
+
+        def init(key):
+            return {"mask": jnp.array([0, -jnp.inf]), "w": jnp.ones((4, 8)) / 4}
+
+        def losses(params, batches, mask=None):
+            data = batches["data"]
+            error = data["weight"] * (jnp.tanh(data["inputs"] @ params["w"]).sum(1, keepdims=True) - 1) ** 2
+            return {"fit": jnp.mean(error) if mask is None else masked_mean(error, mask["data"])}
+
+        def by_columns(state):
+            whole, split = PartitionSpec(), PartitionSpec(None, "x")
+            return jax.tree.map(lambda leaf: split if leaf.ndim == 2 else whole, state)
+
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        nu = "optimizer_state[0].nu['w']"
+        for options, count, leaf in (
+            ({}, 16, nu),
+            ({"microbatches": 4}, 16, nu),
+            ({"ema_decay": 0.9}, 16, f"optimizer_state.{nu}"),
+            ({"devices": 8}, 16, nu),
+            ({"devices": mesh, "shardings": by_columns}, 16, nu),
+            ({"devices": 8, "uneven": "pad"}, 12, nu),
+        ):
+            def fit(weight, policy):
+                trainer = Trainer(12, progress=False, on_nonfinite=policy, **options)
+                module = LossModule(init, losses, batch_keys=("data",))
+                return trainer.fit(module, datamodule=Data(count, weight), optimizer=optax.adam(1e-2), seed=0)
+
+            try:
+                fit(1e22, "raise")
+            except NonFiniteError as error:
+                assert (error.step, error.leaves) == (7, (leaf,)), (options, error)
+            else:
+                raise AssertionError(options)
+            assert fit(np.nan, "skip").skipped_updates == 1, options
+            assert fit(1.0, "raise").skipped_updates == 0, options
+        """,
+        env=EIGHT_DEVICES,
+    )
