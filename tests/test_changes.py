@@ -25,6 +25,7 @@ from phijax_rng import (
 )
 from phijax_rng.errors import CheckpointMismatchError, RunChangedError
 from phijax_rng.resume import contract
+from phijax_rng.resume.plan import ResumePlan
 from tests._bitwise import assert_trees_bitwise_equal
 from tests._fit import Samplers
 from tests._selection import mostly_full
@@ -333,10 +334,13 @@ def test_a_seed_and_its_key_are_the_same_run(tmp_path):
 
 def test_a_changed_canary_is_refused(tmp_path, monkeypatch):
     BASE.fit(tmp_path, 4)
-    contract_of = Checkpoints.contract
-    monkeypatch.setattr(
-        Checkpoints, "contract", lambda self, step=None: {**contract_of(self, step), "canary": "0" * 64}
-    )
+    restore = ResumePlan.restore
+
+    def other(plan, fresh):
+        restored = restore(plan, fresh)
+        return dataclasses.replace(restored, contract={**restored.contract, "canary": "0" * 64})
+
+    monkeypatch.setattr(ResumePlan, "restore", other)
     with pytest.raises(RunChangedError, match=r"    canary: 0{61}"):
         BASE.fit(tmp_path, 6, resume=True)
 
