@@ -53,6 +53,9 @@ class NoOptimizer:
     def init(self, params: Any) -> tuple[()]:
         return ()
 
+    def update(self, gradients: Any, optimizer_state: Any, params: Any = None) -> tuple[Any, Any]:
+        return gradients, optimizer_state
+
 
 @functools.cache
 def source(size: int = 48) -> NamedBatchSource:
