@@ -364,7 +364,7 @@ def _settings() -> dict[str, Any]:
     found = {name: plain(getattr(jax.config, name, None), str) for name in _SETTINGS}
     for name, usual in _RARE_SETTINGS.items():
         value = plain(jax.config.values.get(name, usual), str)
-        if value != usual:
+        if value is not None and value != usual:  # None: JAX decides, as it does where nothing is set
             found[name] = value
     variables = {name: os.environ[name] for name in contract.COMPILER_VARIABLES if name in os.environ}
     return {**found, **variables, "XLA_FLAGS": " ".join(variables.get("XLA_FLAGS", "").split())}
