@@ -111,6 +111,11 @@ class TrainLoop:
         self._sharding = self._placed.replicated
         self._of_state, self._refresh = self._placed.of_state(state), refresh
         self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
+        self._compile(train_step, state, source, while_compiling)
+
+    def _compile(
+        self, train_step: TrainStep, state: TrainState, source: Any, while_compiling: Callable[[], None]
+    ) -> None:
         rebuild, self._leaves = self._arguments(source)
         constrain = functools.partial(self._placed.constrain, shardings=self._of_state)
         recorded = RecordedStep(train_step)
