@@ -96,13 +96,7 @@ class TrainLoop:
             ValueError: an unknown policy, a train step that changes the state's structure, or no compilation
                 because of `jax_disable_jit`.
         """
-        if not isinstance(state, TrainState):
-            raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            raise ValueError(
-                "jax_disable_jit is on, and training runs in a compiled loop. "
-                "Turn it off; jax.debug.print and Trainer.audit show values and draws of a run."
-            )
+        _require_compilable(state)
         self._on_nonfinite = validation.one_of(on_nonfinite, "on_nonfinite", POLICIES)
         self._max_skipped = validation.positive(max_skipped_in_a_row, "max_skipped_in_a_row")
         self._has_logged = False  # the first non-finite update
@@ -355,6 +349,16 @@ def _update(
         kept = stays_finite(new, old)
         finite, balanced = finite & kept, [kept & entry for entry in balanced] or [kept]
     return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite], change != 0
+
+
+def _require_compilable(state: TrainState) -> None:
+    if not isinstance(state, TrainState):
+        raise TypeError(f"state must be a TrainState, got {state!r}. Use initialize_train_state.")
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise ValueError(
+            "jax_disable_jit is on, and training runs in a compiled loop. "
+            "Turn it off; jax.debug.print and Trainer.audit show values and draws of a run."
+        )
 
 
 def _jitted(parts: _Parts, *functions: Callable[..., Any]) -> list[Any]:
