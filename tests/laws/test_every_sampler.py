@@ -255,9 +255,9 @@ def state_of(case):
     return None if case.state is None else {"rows": case.state(case.make(), jax.random.key(3))}
 
 
-def draw(case, step, source=None):
+def draw(case, step, source=None, state=None):
     source = source or source_of(case)
-    state = state_of(case)
+    state = state or state_of(case)
     return (source(step) if state is None else source(step, state))["rows"]
 
 
@@ -321,10 +321,11 @@ def test_a_batch_has_the_rows_it_was_asked_for(case):
 
 @compiled
 def test_x64_moves_no_batch(case):
-    sampler = case.make()  # with x64 on, the default dtype of points is another
-    plain = jax.tree.map(np.asarray, draw(case, STEP, source_of(case, sampler)))
+    # With x64 on, the default dtype of points is another.
+    sampler, state = case.make(), state_of(case)
+    plain = jax.tree.map(np.asarray, draw(case, STEP, source_of(case, sampler), state))
     with jax.enable_x64(True):
-        same(jax.tree.map(np.asarray, draw(case, STEP, source_of(case, sampler))), plain)
+        same(jax.tree.map(np.asarray, draw(case, STEP, source_of(case, sampler), state)), plain)
 
 
 @every
