@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from phijax_rng import Checkpoints, Trainer
-from phijax_rng.checkpoints.keep_best import KeepBest, dropped
+from phijax_rng.checkpoints.keep_best import KeepBest
+from phijax_rng.checkpoints.writer import dropped
 from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal
 

@@ -549,7 +549,7 @@ def test_saves_by_number_are_due_at_multiples(tmp_path, every_n_steps, step, fol
 
 def test_a_save_by_the_clock_is_due_when_the_minutes_have_passed(tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("phijax_rng.checkpoints.schedule.time.monotonic", lambda: now)
+    monkeypatch.setattr("phijax_rng.checkpoints.writer.time.monotonic", lambda: now)
     checkpoints = Checkpoints(tmp_path / "run", every_minutes=2, asynchronous=False)
     now += 119
     assert not checkpoints.is_due(7)
@@ -657,7 +657,7 @@ def test_a_save_that_is_interrupted_leaves_no_thread_waiting(tmp_path, monkeypat
     checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.save(state_with({"w": jnp.ones(3)}))
     checkpoints.wait()
-    manager = type(checkpoints._writer._manager)
+    manager = type(checkpoints._writer.manager)
     real = manager.save
 
     def interrupted(self, *args, **kwargs):

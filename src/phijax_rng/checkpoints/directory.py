@@ -95,20 +95,21 @@ class RunDirectory:
             NotADirectoryError: the path is a file.
             OSError: the file system does not answer, several times.
         """
-        names = _retried(lambda: list(self._step_names()), f"{self.path} cannot be read")
-        return tuple(sorted(map(int, names)))
+        # Twice where nothing is found: a listing may miss both a step that is deleted meanwhile and the one
+        # that was saved before.
+        list_once = functools.partial(_retried, self._step_names, f"{self.path} cannot be read")
+        return tuple(sorted(map(int, list_once() or list_once())))
 
-    def _step_names(self) -> Iterator[str]:
+    def _step_names(self) -> list[str]:
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
-            return
+            return []
         except NotADirectoryError:
             raise NotADirectoryError(foreign.not_a_directory(self.path)) from None
-        for name in names:
-            # The name that a save gives: "08" and digits of other scripts are somebody else's folders.
-            if name.isascii() and name.isdecimal() and str(int(name)) == name and _is_ours(self.path / name):
-                yield name
+        # The name that a save gives: "08" and digits of other scripts are somebody else's folders.
+        numbers = [n for n in names if n.isascii() and n.isdecimal() and str(int(n)) == n]
+        return [name for name in numbers if _is_ours(self.path / name)]
 
     def existing(self, step: int | None = None) -> int:
         """This step if it is on disk; the latest for `None`.

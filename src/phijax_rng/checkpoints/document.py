@@ -5,11 +5,12 @@ the background of the same save. A restore does not need it: the document is a p
 through `loads`, so that a changed or cut one is damage and never another run.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +330,32 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @dataclasses.dataclass
 class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """Orbax registers a handler only with arguments for both directions."""
+
+
+class Parents:
+    """The steps that one object saved or restored, and the seals of their documents."""
+
+    def __init__(self, read: Callable[[int], Mapping[str, Any]]):
+        self._read = read
+        self._last: int | None = None
+        self._seals: dict[int, str] = {}
+
+    def saw(self, step: int, sha256: str | None) -> None:
+        """Remembers a step that was saved or restored."""
+        self._last = step
+        if sha256 is not None:  # only the first process writes documents
+            self._seals[step] = sha256
+
+    def forget_after(self, step: int) -> None:
+        """Forgets later steps, which were set aside and may be saved again."""
+        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
+
+    def of(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Number and seal of the step that a save with this contract continues."""
+        step = contract["run"].get("parent_step") if "run" in contract else self._last
+        if step is None:
+            return None
+        if step not in self._seals:
+            with contextlib.suppress(DamagedCheckpointError, OSError):
+                self._seals[step] = self._read(step)["sha256"]
+        return {"step": step, "sha256": self._seals.get(step)}

@@ -35,11 +35,10 @@ from phijax_rng._base import validation
 from phijax_rng._base.background import LeaveNow
 from phijax_rng.checkpoints import foreign, stored_leaves
 from phijax_rng.checkpoints.directory import Restoration, RunDirectory
-from phijax_rng.checkpoints.document import SaveDocument, require_contract
-from phijax_rng.checkpoints.keep_best import KeepBest, Retention
+from phijax_rng.checkpoints.document import Parents, SaveDocument, require_contract
+from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.checkpoints.lock import DirectoryLock
-from phijax_rng.checkpoints.schedule import Schedule
-from phijax_rng.checkpoints.writer import Parents, StepWriter
+from phijax_rng.checkpoints.writer import Retention, Schedule, StepWriter
 from phijax_rng.devices import processes
 from phijax_rng.errors import DirectoryInUseError
 from phijax_rng.state import TrainState
@@ -87,7 +86,7 @@ class Checkpoints:
         self._locked_by: int | None = None
         self._depth = 0
         self._in_fit = threading.Lock()
-        self._parents = Parents(self._run)
+        self._parents = Parents(self._run.document)
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.directory)!r}, steps={list(self.steps)})"
@@ -278,7 +277,7 @@ class Checkpoints:
         Raises:
             SaveError: the save could not be written; the steps before it are as they were.
         """
-        if self._is_copy_in_child() or not self._writer.is_open:
+        if self._is_copy_in_child() or self._writer.manager is None:
             return
         landed = self._writer.wait()
         if landed is not None:
@@ -302,7 +301,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._writer.close()
+            if self._writer.manager is not None:
+                self._writer.close()
             self._release()
 
     def lock(self) -> None:
@@ -365,10 +365,9 @@ class Checkpoints:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
         later = self._run.set_aside_after(step)
-        # A step that was moved may be saved again, with another number.
-        self._retention.forget()
-        self._parents.forget_after(step)
-        if later:
+        if later:  # they may be saved again, with other numbers
+            self._retention.forget()
+            self._parents.forget_after(step)
             self._writer.reload()
         return later
 

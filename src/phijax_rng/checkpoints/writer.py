@@ -1,19 +1,30 @@
-"""Writes steps with Orbax, one at a time, each in the background if that is wanted."""
+"""When steps are saved, how they are written, and which are deleted.
+
+Orbax writes one step at a time, in the background if that is wanted. Old steps are deleted after a save has
+landed; a failure to delete costs no training.
+"""
 
 import atexit
 import contextlib
+import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import orbax.checkpoint as ocp
 
 from phijax_rng._base import validation
 from phijax_rng._base.background import Worker
-from phijax_rng.checkpoints.directory import STATE, RunDirectory
+from phijax_rng.checkpoints.directory import STATE, RunDirectory, StepGoneError
 from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument
-from phijax_rng.errors import DamagedCheckpointError, SaveError
+from phijax_rng.checkpoints.keep_best import KeepBest
+from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, SaveError
+
+_log = logging.getLogger("phijax_rng")
 
 # Writers with a save in flight, and the process that started it.
 _unfinished: "dict[StepWriter, int]" = {}
@@ -31,52 +42,19 @@ def _wait_at_exit() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_wait_at_exit)
 
 
-class Parents:
-    """The steps that one object saved or restored, and the seals of their documents."""
-
-    def __init__(self, run: RunDirectory):
-        self._run = run
-        self._last: int | None = None
-        self._seals: dict[int, str] = {}
-
-    def saw(self, step: int, sha256: str | None) -> None:
-        """Remembers a step that was saved or restored."""
-        self._last = step
-        if sha256 is not None:  # only the first process writes documents
-            self._seals[step] = sha256
-
-    def forget_after(self, step: int) -> None:
-        """Forgets later steps, which were set aside and may be saved again."""
-        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
-
-    def of(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Number and seal of the step that a save with this contract continues."""
-        step = contract["run"].get("parent_step") if "run" in contract else self._last
-        if step is None:
-            return None
-        if step not in self._seals:
-            with contextlib.suppress(DamagedCheckpointError, OSError):
-                self._seals[step] = self._run.document(step)["sha256"]
-        return {"step": step, "sha256": self._seals.get(step)}
-
-
 class StepWriter:
     """The save in flight, and Orbax's manager, which is made at the first save.
 
     Attributes:
         in_flight: what is being saved, or `None`.
+        manager: that of Orbax; `None` unless there was a save since the last `close`.
     """
 
     def __init__(self, run: RunDirectory, *, asynchronous: bool):
         self._run = run
         self._asynchronous = asynchronous
-        self._manager: ocp.CheckpointManager | None = None
+        self.manager: ocp.CheckpointManager | None = None
         self.in_flight: SaveDocument | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there was a save since the last `close`."""
-        return self._manager is not None
 
     def start(self, document: SaveDocument) -> None:
         """Starts a save.
@@ -116,10 +94,10 @@ class StepWriter:
         Raises:
             SaveError: it could not be written.
         """
-        if self._manager is not None:
+        if self.manager is not None:
             try:
-                self._manager.wait_until_finished()
-                self._manager.check_for_errors()
+                self.manager.wait_until_finished()
+                self.manager.check_for_errors()
             except Exception as error:
                 raise self.error(self.in_flight.step if self.in_flight else None, error) from error
         landed, self.in_flight = self.in_flight, None
@@ -128,15 +106,15 @@ class StepWriter:
 
     def reload(self) -> None:
         """Tells Orbax that steps were moved or deleted."""
-        if self._manager is not None:
+        if self.manager is not None:
             try:
-                self._manager.reload()
+                self.manager.reload()
             except OSError:
                 self.close()  # the next save makes another manager, which lists the steps anew
 
     def close(self) -> None:
         """Closes Orbax's manager, which waits for its threads."""
-        manager, self._manager = self._manager, None
+        manager, self.manager = self.manager, None
         if manager is not None:
             manager.close()
 
@@ -144,7 +122,7 @@ class StepWriter:
         """Forgets the save in flight without a wait; it does not land any more."""
         if self.in_flight is not None:
             self.in_flight.abandoned = True
-        self._manager, self.in_flight = None, None
+        self.manager, self.in_flight = None, None
         _unfinished.pop(self, None)
 
     def error(self, step: int | None, error: Exception) -> SaveError:
@@ -165,8 +143,8 @@ class StepWriter:
         )
 
     def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            self._manager = ocp.CheckpointManager(
+        if self.manager is None:
+            self.manager = ocp.CheckpointManager(
                 self._run.path,
                 options=ocp.CheckpointManagerOptions(
                     max_to_keep=None,  # Orbax would delete the oldest saves, not the lowest steps
@@ -178,4 +156,163 @@ class StepWriter:
                     cleanup_tmp_directories=True,  # of a killed save; the lock says that nobody writes them
                 ),
             )
-        return self._manager
+        return self.manager
+
+
+class Retention:
+    """Selects and deletes old steps. A failure is logged, and costs no training: the steps stay."""
+
+    def __init__(self, run: RunDirectory, max_to_keep: int | None, best: KeepBest | None):
+        self._run = run
+        self._max_to_keep = max_to_keep
+        self._best = best
+        self._values: dict[int, float] = {}
+        self._warned: set[str] = set()
+
+    def rule(self) -> KeepBest | None:
+        """`keep_best` of this object; without one, that of the newest step that was saved with one."""
+        if self._best is not None:
+            return self._best
+        rules = (self._readable_memory(step).get("keep_best") for step in reversed(self._run.steps))
+        return next((KeepBest(**rule) for rule in rules if rule is not None), None)
+
+    def best_step(self) -> int | None:
+        """The best step on disk; one whose document is damaged does not compete."""
+        rule, steps = self.rule(), self._run.steps
+        if rule is None:
+            return None
+        known = self._values if rule is self._best else {}
+        values = {step: known[step] if step in known else self._value(rule, step) for step in steps}
+        # A run that ended at the newest step has another number there: that of its end.
+        ended = {step: self._readable_memory(step).get("end", {}) for step in steps[-1:]}
+        end = {step: _number(memory, rule.metric) for step, memory in ended.items()}
+        return next(iter(rule.best(values, end)), None)
+
+    def existing_best(self) -> int:
+        """The best step.
+
+        Raises:
+            ValueError: there is none; the message says why.
+        """
+        best, rule, steps = self.best_step(), self.rule(), self._run.steps
+        if best is not None:
+            return best
+        raise ValueError(
+            f"no step in {self._run.path} is the best: none was saved with keep_best. Pass a number, "
+            f"for example {steps[-1]}, or Checkpoints(..., keep_best=(metric, k)) with a number that was "
+            "recorded."
+            if rule is None
+            else f"no step in {self._run.path} is the best: keep_best compares {rule.metric!r}, and steps "
+            f"{', '.join(map(str, steps))} have no finite number of this name. Pass one of these steps."
+        )
+
+    def _value(self, rule: KeepBest, step: int) -> float:
+        competes = step % rule.every_n_steps == 0
+        return _number(self._readable_memory(step), rule.metric) if competes else math.nan
+
+    def _readable_memory(self, step: int) -> dict[str, Any]:
+        with contextlib.suppress(DamagedCheckpointError, StepGoneError):
+            return dict(self._run.document(step)["memory"])
+        return {}
+
+    def not_kept(self) -> list[int]:
+        """The steps to delete: neither among the newest nor the best, nor of a number that cannot be read."""
+        try:
+            steps = self._run.steps
+        except OSError as error:
+            self._warn(f"no old step is deleted: {error}")
+            return []
+        unread = self._read_values(steps)
+        for step, reason in unread.items():
+            self._warn(f"step {step} stays, since its number cannot be read: {reason}")
+        best = [] if self._best is None else self._best.best(self._values)
+        return dropped(steps, self._max_to_keep, [*best, *unread])
+
+    def delete(self, steps: list[int]) -> None:
+        """Deletes these steps, as far as the file system lets it."""
+        for step in steps:
+            try:
+                self._run.delete(step)
+            except OSError as error:
+                self._warn(f"{self._run.where(step)} cannot be deleted, and stays: {error}")
+
+    def forget(self) -> None:
+        """Reads all numbers again: a step that was moved may be saved again, with another number."""
+        self._values = {}
+
+    def _read_values(self, steps: tuple[int, ...]) -> dict[int, Exception]:
+        """Reads the number of each step that competes, once; returns why some cannot be read."""
+        if self._best is None:
+            return {}
+        self._values = {step: value for step, value in self._values.items() if step in steps}
+        unread: dict[int, Exception] = {}
+        for step in steps:
+            if step in self._values or step % self._best.every_n_steps:
+                continue
+            try:
+                self._values[step] = _number(self._run.document(step)["memory"], self._best.metric)
+            except (DamagedCheckpointError, CheckpointMismatchError, OSError) as error:
+                unread[step] = error
+        return unread
+
+    def _warn(self, message: str) -> None:
+        # Logged, and not a warning, which `-W error` would turn into the end of the training. Once each.
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning("%s", message)
+
+
+def _number(memory: Mapping[str, Any], metric: str) -> float:
+    return float(memory.get("metrics", {}).get(metric, math.nan))
+
+
+class Schedule:
+    """Saves at multiples of a step, and so many minutes after the last save.
+
+    Attributes:
+        every_n_steps: at multiples of this step; `None` for no such saves.
+        every_minutes: when this long has passed; `None` for no such saves.
+    """
+
+    def __init__(self, every_n_steps: int | None, every_minutes: float | None):
+        self.every_n_steps = (
+            None if every_n_steps is None else validation.positive(every_n_steps, "every_n_steps")
+        )
+        self.every_minutes = _minutes_or_none(every_minutes)
+        self.start()
+
+    def start(self) -> None:
+        """Counts the minutes from now."""
+        self._last_save = time.monotonic()
+
+    def following(self, step: int) -> int | None:
+        """The next step after `step` at which `every_n_steps` makes a save due."""
+        if self.every_n_steps is None:
+            return None
+        return (step // self.every_n_steps + 1) * self.every_n_steps
+
+    def is_due(self, step: int) -> bool:
+        """Whether a save is due at `step`."""
+        by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
+        minutes = (time.monotonic() - self._last_save) / 60
+        return by_step or (self.every_minutes is not None and minutes >= self.every_minutes)
+
+
+def _minutes_or_none(value: float | None) -> float | None:
+    """`every_minutes` as a positive float, or `None`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(
+            f"every_minutes must be a number, got {validation.described(value)}. Pass minutes, or None."
+        )
+    if not value > 0:
+        raise ValueError(f"every_minutes must be positive, got {value!r}. Pass minutes, or None.")
+    return float(value)
+
+
+def dropped(steps: tuple[int, ...], max_to_keep: int | None, best: list[int]) -> list[int]:
+    """The steps to delete: neither among the newest nor among the best."""
+    if max_to_keep is None:
+        return []
+    return [step for step in steps[:-max_to_keep] if step not in best]
