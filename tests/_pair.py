@@ -344,7 +344,7 @@ def long_run(folder: str, stop: str) -> None:
     from phijax_rng.callbacks import progress
     from tests import _devices
 
-    progress._SECONDS_BETWEEN_LINES = 0.0
+    progress._SECONDS_BETWEEN_LINES = (0.0, 0.0)
     sys.stderr = sys.stdout
     result, told = _devices.fit(
         int(stop), devices="auto", directory=folder, every_n_steps=20, chunk_size=4, progress=True

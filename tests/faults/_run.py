@@ -33,7 +33,7 @@ class Copy:
 def main(
     folder: str, max_steps: str, on_sigterm: str = "exit", announce: str = "", balanced: str = ""
 ) -> None:
-    progress._SECONDS_BETWEEN_LINES = 0.0  # a line for every look
+    progress._SECONDS_BETWEEN_LINES = (0.0, 0.0)  # a line for every look
     sys.stderr = sys.stdout
     problem = _problems.heat() if balanced else _problems.dropout()
     trainer = Trainer(
