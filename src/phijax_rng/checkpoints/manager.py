@@ -277,13 +277,11 @@ class Checkpoints:
         Raises:
             SaveError: the save could not be written; the steps before it are as they were.
         """
-        if self._is_copy_in_child() or self._writer.manager is None:
+        if self._is_copy_in_child() or self._writer.in_flight is None:
             return
         landed = self._writer.wait()
         if landed is not None:
             self._parents.saw(landed.step, landed.sha256)
-        # With several processes this costs two round trips; without a save nothing is there to delete.
-        if landed is not None or not processes.is_multiprocess():
             self._drop_old()
 
     def _drop_old(self) -> None:
@@ -301,8 +299,9 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            if self._writer.manager is not None:
-                self._writer.close()
+            manager, self._writer.manager = self._writer.manager, None
+            if manager is not None:
+                manager.close()
             self._release()
 
     def lock(self) -> None:
