@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -55,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ[COMPILATION_CACHE] = folder
+    # A shell starts what it runs in the background with Ctrl-C ignored, and a run then ignores it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # XLA is a third of the time of all tests. JAX reports a program that it finds here as compiled too, so
     # tests that count compilations see no difference.
     jax.config.update("jax_compilation_cache_dir", folder)
