@@ -215,9 +215,8 @@ def test_a_resume_that_lost_the_sampler_state_is_told_apart(saved, cut):
 
 
 def test_a_resume_with_the_rows_elsewhere_goes_on_alike(saved, tmp_path):
-    with pytest.warns(UserWarning, match=r"the batches stay(.|\n)*training\.program") as told:
-        moved = train(STOP, tmp_path / "run", on_host=False, ckpt_path=saved, ckpt_step=6)
-    assert str(told[0].message).count("in the checkpoint") == 1  # and nothing else
+    # Silently: no batch moves, and the programs of rows on the host and on the device are not compared.
+    moved = train(STOP, tmp_path / "run", on_host=False, ckpt_path=saved, ckpt_step=6)
     assert_trees_bitwise_equal(moved, resident())
 
 

@@ -269,6 +269,21 @@ def test_weights_only_from_adam_to_sgd_keeps_all_else_fresh(tmp_path):
     assert_trees_bitwise_equal(again.state, whole.state)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [optax.contrib.schedule_free_sgd(0.1), optax.adam(1e-3)], ids=["schedule-free", "adam"]
+)
+def test_an_optimizer_that_copies_parameters_begins_at_the_weights_taken(optimizer, tmp_path):
+    old = fit(4, tmp_path / "old", seed=0)
+    problem = dataclasses.replace(HEAT, optimizer=optimizer)
+    warm = fit(0, tmp_path / "new", problem=problem, seed=1, ckpt_path=tmp_path / "old", weights_only=True)
+    assert_trees_bitwise_equal(warm.state.optimizer_state, optimizer.init(old.state.model_state))
+    # It evaluates the weights it took, up to rounding, and not those of `init`.
+    for found, taken in zip(
+        *map(jax.tree.leaves, (warm.evaluation_params, old.state.model_state)), strict=True
+    ):
+        np.testing.assert_allclose(found, taken, rtol=1e-5, atol=1e-7)
+
+
 # What may not change
 
 

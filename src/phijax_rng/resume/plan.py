@@ -296,6 +296,10 @@ class RunInputs(Protocol):
         """`state` with the first state of every adaptive sampler, and on the devices of the run."""
         ...
 
+    def begin_at_weights(self, state: TrainState) -> TrainState:
+        """`state`, a fresh one that took its model from another run, with an optimizer that begins there."""
+        ...
+
     def describe_training(self, state: TrainState) -> Mapping[str, Any]:
         """What decides the update, as plain data for the contract."""
         ...
@@ -385,6 +389,8 @@ def _restore(plan: ResumePlan, inputs: RunInputs, fresh: TrainState) -> tuple[Re
     # The states of adaptive samplers are part of what a checkpoint must fit.
     like = inputs.complete_state(fresh, source)
     restored = plan.restore(like)
+    if plan.weights_only:
+        restored = dataclasses.replace(restored, state=inputs.begin_at_weights(restored.state))
     if _streams(restored.state) != _streams(like):
         if plan.on_change == "warn":
             restored = dataclasses.replace(restored, state=_with_streams_of(restored.state, like))

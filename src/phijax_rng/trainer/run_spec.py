@@ -181,6 +181,22 @@ class RunSpec:
         _require_parameters(model_state)
         return self._averaging(initialize_train_state(model_state, self.optimizer, balancer_state, streams))
 
+    def begin_at_weights(self, state: TrainState) -> TrainState:
+        """`state`, a fresh one that took its model from another run, with an optimizer that begins there."""
+        if self.optimizer is None or int(state.step):
+            return state
+        # Schedule-free and Lookahead keep a copy of the parameters, and it was made from those of `init`.
+        begun = initialize_train_state(
+            state.model_state,
+            self.optimizer,
+            state.balancer_state,
+            state.rng_key,
+            sampling_key=state.sampling_key,
+            balancer_key=state.balancer_key,
+        )
+        begun = self._averaging(state.replace(optimizer_state=begun.optimizer_state))
+        return self.placement.place_if_distributed(begun)
+
     def _averaging(self, state: TrainState) -> TrainState:
         """`state` with an average if the run keeps one; that of the caller's state continues."""
         if self.train_step is None:
