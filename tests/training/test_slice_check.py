@@ -113,7 +113,10 @@ def test_a_loss_that_slices_change_is_refused_with_both_numbers(kind):
 def test_a_loss_that_is_a_mean_or_adds_up_trains_as_with_whole_batches(kind):
     loss = RIGHT[kind]
     whole, sliced = fit(module(loss), 5, microbatches=1), fit(module(loss), 5)
-    np.testing.assert_allclose(sliced.state.model_state["w"], whole.state.model_state["w"], rtol=1e-5)
+    expected = np.asarray(whole.state.model_state["w"])
+    # Every entry has the rounding of the largest: with a sum the steps are long, and entries cancel.
+    within = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(sliced.state.model_state["w"], expected, rtol=0, atol=within)
     for name, value in whole.metrics.items():
         assert sliced.metrics[name] == pytest.approx(value, rel=1e-5)
 
