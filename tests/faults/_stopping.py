@@ -2,9 +2,10 @@
 
     _stopping.py FOLDER PLACE
 
-It prints "at PLACE" when it is there, and at its end the words "returned" and the step.
+It prints "at PLACE" when it is there, at its end the words "returned" and the step, and "atexit" last.
 """
 
+import atexit
 import signal
 import sys
 import threading
@@ -47,6 +48,7 @@ class InCallback:
 
 
 def main(folder: str, place: str) -> None:
+    atexit.register(print, "atexit")
     problem = _problems.dropout()
     callbacks: tuple[Any, ...] = ()
     source: Any = problem.source()

@@ -34,6 +34,7 @@ def test_a_second_sigint_leaves_at_once_and_names_what_is_on_disk(tmp_path, plac
     assert status in (-signal.SIGINT, 130), text
     said = re.search(r"KeyboardInterrupt: interrupted twice: (.*)", text)
     assert said, text
+    assert "atexit" in text.splitlines()
     steps = Checkpoints(tmp_path / "run").steps
     if PLACES[place] is None:
         assert (said.group(1), steps) == ("no checkpoint was saved", ())
@@ -58,7 +59,7 @@ def test_what_is_ignored_stays_ignored(tmp_path):
         child.send_signal(signal.SIGINT)
         lines = child.stdout.read()
         assert child.wait(timeout=60) == 0, lines
-    assert lines.splitlines()[-1] == "returned 400"
+    assert lines.splitlines()[-2:] == ["returned 400", "atexit"]
 
 
 @pytest.mark.full

@@ -15,13 +15,16 @@ first says so. SIGTERM is then left to JAX's preemption service, unless that is 
 replace the one of the service.
 """
 
+import atexit
 import contextlib
 import datetime
 import itertools
 import logging
 import math
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +49,35 @@ _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP", "SIGQU
 
 # The processes agree on the largest: any other signal decides over SIGINT, which does not end the process.
 _OVER_SIGINT = 128
+
+# Statuses of the runs that this process left at once; 0 where the exception that ends it decides.
+_left: list[int] = []
+
+
+@atexit.register
+def _end_process() -> None:
+    """Ends a process that left a run at once, just before Python would.
+
+    XLA and Orbax still have threads in the calls that nobody waited for. Up to Python 3.13, one that returns
+    to an interpreter in its last moments aborts the process, with status 134 in place of that of the signal.
+    """
+    error = getattr(sys, "last_value", None)
+    interactive = hasattr(sys, "ps1")
+    status = _left[-1] if _left else None
+    if status is None or (status == 0 and (error is None or interactive)):
+        return
+    # What is registered before this function would have done these.
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed
+            stream.flush()
+    if status == 0 and type(error) is KeyboardInterrupt and os.name == "posix":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status or (130 if isinstance(error, KeyboardInterrupt) else 1))
 
 
 def checked_signals(signals: Sequence[str | signal.Signals]) -> tuple[signal.Signals, ...]:
@@ -195,6 +227,7 @@ class StopSignals:
                 self.received = signal.Signals(number)
 
     def _leave(self, reason: str) -> None:
+        _left.append(0)
         try:
             stands = self.describe_save()
         except Exception as error:  # of any type: the disk may be what hangs
@@ -236,4 +269,6 @@ class StopSignals:
     def end(self, on_sigterm: str) -> None:
         """Leaves the process with the status of the signal, where `on_sigterm` is `"exit"`."""
         if self.received not in (None, signal.SIGINT) and on_sigterm == "exit":
+            if _left:
+                _left.append(128 + self.received)
             raise SystemExit(128 + self.received)
