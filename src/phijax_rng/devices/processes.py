@@ -29,6 +29,9 @@ from phijax_rng.errors import ProcessLostError
 
 T = TypeVar("T")
 
+# Copies of smaller arrays cost nothing.
+_LENT_BYTES = 2**20
+
 
 def is_multiprocess() -> bool:
     """Whether there is more than one process; starts JAX's backend."""
@@ -151,6 +154,21 @@ def copied(leaf: jax.Array) -> jax.Array:
         return jax.random.wrap_key_data(words, impl=keys.implementation_of(leaf))
     # Shard by shard: a process can copy only those on its own devices.
     parts = [jax.device_put(shard.data, shard.device, may_alias=False) for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+
+def lent(leaf: jax.Array) -> jax.Array:
+    """The array as another object, which the receiver may keep or donate; a large one on CPU is no copy.
+
+    There it is the same memory, which XLA leaves alone for as long as the object is alive.
+    """
+    on_cpu = all(device.platform == "cpu" for device in leaf.sharding.device_set)
+    if keys.is_typed_key(leaf) or leaf.nbytes < _LENT_BYTES or not on_cpu:
+        return copied(leaf)
+    # Through NumPy, which holds a reference to the buffer that a donation respects; arrays of JAX that share
+    # a buffer are deleted together.
+    shards = leaf.addressable_shards
+    parts = [jax.device_put(np.asarray(shard.data), shard.device, may_alias=True) for shard in shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
 

@@ -305,12 +305,12 @@ class RunInputs(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ResumedRun:
     """A run that is restored and may train once it is committed.
 
     Attributes:
-        state: the state it starts from.
+        state: the state it starts from; whoever trains it deletes it here, so that it can be reused.
         source: the prepared source, which draws from the sampling key of `state`.
         contract: the contract that its checkpoints are saved with.
         memory: the stored memory of history and callbacks; empty for a fresh run.

@@ -119,6 +119,12 @@ class TrainingSession:
         if checkpoints is not None:
             checkpoints.start_clock()
 
+    def give_state(self) -> TrainState:
+        """The state, of which no reference is kept; the next chunk brings one."""
+        state = self.state
+        del self.state
+        return state
+
     @property
     def iterations(self) -> int:
         """Updates of this call."""

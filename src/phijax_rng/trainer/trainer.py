@@ -409,6 +409,7 @@ class Trainer:
             session.check_recorded(loop.names, loop.loss_names)
             run.commit(loop.program, tuple(name for name in loop.loss_names if name != TOTAL))
             session.catch_up()
+            del run.state  # the session has it, and gives it away: a large one must exist once
             self._run_chunks(loop, prefetcher, session, signals)
         finally:
             # Who leaves at once does not wait for a source that hangs.
@@ -423,7 +424,7 @@ class Trainer:
     ) -> None:
         """Runs the compiled loop chunk by chunk, with a host step after each."""
         pace = Pace(self.chunk_size)
-        state = loop.place(session.state)
+        state = session.state = loop.owned(session.give_state)
         while not session.is_over and not signals.poll():
             source, end = prefetcher.at(session.step)
             if session.log.wants_gradient_norm(session.step):
@@ -433,7 +434,8 @@ class Trainer:
             began = time.perf_counter()
             # The first process decides: clocks differ, and all must call the program for the same steps.
             (stop,) = processes.broadcast(session.step + pace.next_count(bound - session.step))
-            chunk = loop.run(state, stop, source, skipped_in_a_row=session.skipped_in_a_row)
+            in_a_row = session.skipped_in_a_row
+            chunk = loop.run(state, stop, source, skipped_in_a_row=in_a_row, donate=True)
             pace.measured(chunk.step - session.step, time.perf_counter() - began)
             state = chunk.state
             session.on_chunk(chunk)

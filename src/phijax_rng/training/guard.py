@@ -50,6 +50,23 @@ def all_finite(scalars: Iterable[jax.Array]) -> jax.Array:
     return sum(map(_zeros, scalars), jnp.float32(0)) == 0
 
 
+def turned(before: TrainState, after: TrainState) -> jax.Array:
+    """In which watched leaves a finite entry became non-finite; bool of shape `(leaves,)`, traceable."""
+    pairs = zip(_watched(before), _watched(after), strict=True)
+    found = [jnp.any(jnp.isfinite(old) & ~jnp.isfinite(new)) for old, new in pairs if is_trainable(old)]
+    return jnp.stack(found) if found else jnp.zeros(0, bool)
+
+
+def watched_paths(state: TrainState) -> tuple[str, ...]:
+    """The paths of the leaves that `turned` looks at, in its order."""
+    return tuple(
+        name + keystr(path)
+        for name in _WATCHED
+        for path, leaf in tree_leaves_with_path(getattr(state, name))
+        if is_trainable(leaf)
+    )
+
+
 def turned_leaves(before: TrainState, after: TrainState) -> tuple[str, ...]:
     """Paths of the watched leaves in which a finite entry became non-finite."""
     paths = []
@@ -66,10 +83,13 @@ def _turned(old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.any(jnp.isfinite(old) & ~jnp.isfinite(new))
 
 
+def _watched(state: TrainState) -> list[jax.Array]:
+    return [leaf for name in _WATCHED for leaf in jax.tree.leaves(getattr(state, name))]
+
+
 def _rows(state: TrainState, together: int) -> list[jax.Array]:
     """`x * 0` of every watched entry: the small arrays in one row, then each other array."""
-    leaves = (leaf for name in _WATCHED for leaf in jax.tree.leaves(getattr(state, name)))
-    arrays = [leaf for leaf in leaves if is_trainable(leaf)]
+    arrays = [leaf for leaf in _watched(state) if is_trainable(leaf)]
     small = [jnp.ravel(_zeros(array)) for array in arrays if array.size <= together]
     rows = [jnp.concatenate(small)] if small else []
     return rows + [_zeros(array) for array in arrays if array.size > together]

@@ -13,39 +13,36 @@ between the old and the new state in every step would make a small step a fifth 
 waits for the test.
 Instead the input state of a call stays alive, and after a bad update the call is repeated up to the step
 before it, and then for it alone. The same program on the same input returns the same bits.
+A large state is updated in place instead, see `donation` and `program`, and no call is repeated.
 """
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from phijax_rng import keys
 from phijax_rng._base import validation
 from phijax_rng._base.types import Tree
 from phijax_rng.devices.placement import Placement, on_device
-from phijax_rng.sampling.adapters import AdaptedSource
-from phijax_rng.state import TrainState, advance
-from phijax_rng.training import guard
-from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
-from phijax_rng.training.balancing.adapter import stays_finite
+from phijax_rng.state import TrainState
+from phijax_rng.training import guard, program
+from phijax_rng.training.adaptive_refresh import Refresh
 from phijax_rng.training.chunks import Chunk, joined, nonfinite_error, part
 from phijax_rng.training.compile_cache import compiled
-from phijax_rng.training.prefetch import TracedSource, in_program
+from phijax_rng.training.donation import Donation
+from phijax_rng.training.program import CAPACITY, Event, Policy
 from phijax_rng.training.recorded_step import RecordedStep, require_step
 from phijax_rng.training.step import TrainStep
 
 POLICIES = ("raise", "skip", "ignore")
 """What to do when a loss or an updated leaf is not finite."""
-
-# Rows of the device buffer that records each step, and so the most steps in one call. A constant:
-# the buffer's size is part of the program.
-CAPACITY = 4096
 
 # Elements up to which an array's kernel costs more to start than to run.
 _SMALL = 4096
@@ -104,7 +101,10 @@ class TrainLoop:
         require_step(train_step, self._placed.shares.pads)
         self._sharding = self._placed.replicated
         self._of_state, self._refresh = self._placed.of_state(state), refresh
-        self._halting = self._placed.replicate(np.bool_(on_nonfinite != "ignore"))
+        halting, strict = on_nonfinite != "ignore", on_nonfinite == "raise"
+        self._policy = self._placed.replicate(Policy(np.bool_(halting), np.bool_(strict)))
+        self.donation = Donation.of(state)
+        self._paths = guard.watched_paths(state)
         self._compile(train_step, state, source, while_compiling)
 
     def _compile(
@@ -115,32 +115,69 @@ class TrainLoop:
         recorded = RecordedStep(train_step)
         # Concatenating leaves that are split over devices would gather them on one.
         together = _SMALL if self._placed.mesh is None else 0
-        parts = _Parts(recorded, rebuild, self._placed.shares.split, constrain, together)
-        arguments = self._abstract((state, self._leaves, np.int32(0), self._halting))
-        program = jax.jit(functools.partial(_program, parts), **self._outputs())
+        parts = program.Parts(recorded, rebuild, self._placed.shares.split, constrain, together)
+        traced, arguments = self._traced(parts, state)
         from phijax_rng.training import cpu_threefry  # noqa: PLC0415 - needs private names of JAX
 
-        lowered = cpu_threefry.lower(program, arguments, self._placed.host_device.platform)
-        self._left_out, self._gradient_norm = _jitted(parts, _left_out, _gradient_norm)
+        lowered = cpu_threefry.lower(traced, arguments, self._placed.host_device.platform)
+        self._left_out, self._gradient_norm = program.left_out(parts), program.gradient_norm(parts)
         self.names, self.loss_names = recorded.names, recorded.loss_names
         self.program = hashlib.sha256(lowered.as_text().encode()).hexdigest()
         self._executable = compiled(lowered, self.program, self._sharding, while_compiling)
+
+    def _traced(self, parts: program.Parts, state: TrainState) -> tuple[Any, tuple[Any, ...]]:
+        """The program to compile, and what it is called with: shapes, dtypes and shardings; no dtype is weak.
+
+        With them the program is compiled once. Through plain `jit` a fit compiles two to four times: for
+        weak types, for uncommitted arrays, and for new shardings.
+        """
+        abstract = jax.tree.map(_abstract, state, self._of_state)
+        others = jax.tree.map(self._abstract_other, (self._leaves, np.int32(0), self._policy))
+        results, rest = self._placed.mesh is not None, self._sharding
+        if self.donation is None:
+            leaves, stop, policy = others
+            of_results: Any = {"out_shardings": (self._of_state, rest, rest)} if results else {}
+            return jax.jit(program.usual(parts), **of_results), (abstract, leaves, stop, policy.halting)
+        of_parts = self.donation.split(self._of_state)
+        of_results = {"out_shardings": (*of_parts, rest, rest, rest)} if results else {}
+        traced = jax.jit(program.in_place(parts, self.donation), donate_argnums=0, **of_results)
+        return traced, (*self.donation.split(abstract), *others)
 
     def place(self, state: TrainState) -> TrainState:
         """`state` on the loop's devices without weak types; arrays that are there already are not copied."""
         return self._placed.place(state)
 
-    def run(self, state: TrainState, stop: int, source: Any = None, *, skipped_in_a_row: int = 0) -> Chunk:
+    def owned(self, take: Callable[[], TrainState]) -> TrainState:
+        """The state that `take` returns, placed, and of a large one copies of the arrays that `run` reuses.
+
+        Where `take` gives the last reference away, at most one array exists twice at a time.
+        """
+        if self.donation is None:
+            return self.place(take())
+        return self.donation.owned(lambda: self.place(take()))
+
+    def run(
+        self,
+        state: TrainState,
+        stop: int,
+        source: Any = None,
+        *,
+        skipped_in_a_row: int = 0,
+        donate: bool = False,
+    ) -> Chunk:
         """Updates until `state.step` is `stop`, in calls of at most 4096; none if it is already.
 
         Two states are on the device while it runs. A non-finite update makes it run again up to that
         update; with `on_nonfinite="ignore"` only the first one does, for the paths of its leaves.
+        A large state (see `donation`) is updated in place, without a repeated call.
 
         Args:
-            state: from `place` or from a chunk. Its arrays stay alive.
+            state: from `place`, `owned` or a chunk. Its arrays stay alive, unless `donate` gives them away.
             stop: the step to end at, not below the state's own.
             source: another source of the same structure and shapes, instead of the compiled one.
             skipped_in_a_row: how many updates right before `state` were skipped.
+            donate: whether the arrays of a large state, from `owned` or a chunk, may be written over; a
+                copy is made of it otherwise.
 
         Raises:
             NonFiniteError: an update is not finite, with `on_nonfinite="raise"`; or it is the last of
@@ -153,29 +190,33 @@ class TrainLoop:
         if stop == start:
             none = np.zeros(0, np.bool_)
             return Chunk(state, start, start, {name: np.zeros(0) for name in self.names}, none, none)
+        if self.donation is not None and not donate:
+            state = self.donation.owned(lambda: state)
+        call = self._repeated if self.donation is None else self._in_place
         chunks: list[Chunk] = []
-        reached, end = start, stop
+        reached = start
         while reached < stop:
-            chunk = self._call(state, leaves, min(end, reached + CAPACITY))
-            first, end = self._first_nonfinite(chunk), stop
-            if first is not None and chunk.step - reached > 1:
-                # Again up to that update; then that update alone, between the states before and after it.
-                end = reached + max(first, 1)
-                continue
-            skipped_in_a_row = 0 if first is None else skipped_in_a_row + 1
-            if first is not None:
-                ends = self._on_nonfinite == "raise" or (
-                    self._on_nonfinite == "skip" and skipped_in_a_row >= self._max_skipped
-                )
-                chunk = self._with_paths(chunk, state, needed=ends)
+            chunk, bad = call(state, leaves, min(stop, reached + CAPACITY))
+            if chunk.step > chunk.start:
+                chunks.append(chunk)
+                skipped_in_a_row = 0
+            if bad is not None:
+                skipped_in_a_row += 1
+                ends = self._ends(skipped_in_a_row)
+                bad = self._with_paths(bad, chunk.state, needed=ends)
                 if ends:
-                    before = joined([*chunks, part(chunk, slice(0), state)])
-                    raise nonfinite_error(chunk, self.loss_names, before, skipped_in_a_row)
+                    before = joined([*chunks, part(bad, slice(0), chunk.state)])
+                    raise nonfinite_error(bad, self.loss_names, before, skipped_in_a_row)
                 if self._on_nonfinite == "skip":
-                    chunk = dataclasses.replace(chunk, state=self._left_out(state, leaves))
-            chunks.append(chunk)
-            state, reached = chunk.state, chunk.step
+                    bad = dataclasses.replace(bad, state=self._left_out(chunk.state, leaves))
+                chunks.append(bad)
+            state, reached = chunks[-1].state, chunks[-1].step
         return joined(chunks)
+
+    def _ends(self, skipped_in_a_row: int) -> bool:
+        """Whether the last of so many updates that are not finite ends the run."""
+        skips = self._on_nonfinite == "skip"
+        return self._on_nonfinite == "raise" or (skips and skipped_in_a_row >= self._max_skipped)
 
     def gradient_norm(self, state: TrainState, source: Any = None) -> float:
         """The 2-norm of the gradient of the next update, whose train step is a `LossTrainStep`.
@@ -190,165 +231,84 @@ class TrainLoop:
         leaves = self._leaves if source is None else self._arguments(source)[1]
         return float(self._gradient_norm(state, leaves))
 
-    def _call(self, state: TrainState, leaves: Tree, stop: int) -> Chunk:
-        """One call of the program, see `_program`."""
-        start = int(jax.device_get(state.step))
+    def _repeated(self, state: TrainState, leaves: Tree, stop: int) -> tuple[Chunk, Chunk | None]:
+        """The updates before the first that the policy must look at, and that update alone."""
+        following, reached, buffers = self._executable(state, leaves, self._limit(stop), self._policy.halting)
+        chunk = self._chunk(state.step, following, reached, buffers)
+        if not chunk.nonfinite.any() or (self._on_nonfinite == "ignore" and self._has_logged):
+            return chunk, None
+        first = int(np.argmax(chunk.nonfinite))
+        if chunk.step - chunk.start == 1:
+            return part(chunk, slice(0), state), chunk
+        before = (
+            self._repeated(state, leaves, chunk.start + first)[0] if first else part(chunk, slice(0), state)
+        )
+        return before, self._repeated(before.state, leaves, before.step + 1)[1]
+
+    def _in_place(self, state: TrainState, leaves: Tree, stop: int) -> tuple[Chunk, Chunk | None]:
+        """The same from a program that halts before such an update; `state` is gone afterwards."""
+        assert self.donation is not None
+        step, parts = state.step, self.donation.split(state)
+        *parts, reached, event, buffers = self._executable(*parts, leaves, self._limit(stop), self._policy)
+        following, event = self.donation.joined(*parts), Event(*jax.device_get(event))
+        chunk = self._chunk(step, following, reached, buffers, int(event.halted))
+        count, paths = chunk.step - chunk.start, zip(self._paths, event.turned, strict=True)
+        turned = tuple(path for path, has_turned in paths if has_turned)
+        if not event.halted:
+            whole = dataclasses.replace(chunk, turned=turned)
+            return (self._with_paths(whole, following) if event.seen else chunk), None
+        bad = part(chunk, slice(count - 1, count), following)
+        return part(chunk, slice(count - 1), following), dataclasses.replace(bad, turned=turned)
+
+    def _limit(self, stop: int) -> ArrayLike:
         # Placed explicitly: an implicit transfer of a Python int trips `jax.transfer_guard`.
-        limit = self._placed.replicate(np.int32(stop))
-        following, reached, buffers = self._executable(state, leaves, limit, self._halting)
+        return self._placed.replicate(np.int32(stop))
+
+    def _chunk(
+        self, start: jax.Array, following: TrainState, reached: jax.Array, buffers: Any, more: int = 0
+    ) -> Chunk:
+        """What a call of the program did, and with `more` the record of an update that it did not make."""
         # Wait here and not in `device_get`, which delays signal handlers until the whole chunk is done.
         jax.block_until_ready(following)
-        end = int(jax.device_get(reached))
-        rows = np.arange(start, end) % CAPACITY  # as the program indexes them, see `_program`
+        first, end = int(jax.device_get(start)), int(jax.device_get(reached))
+        rows = np.arange(first, end + more) % CAPACITY  # as the program indexes them
         *columns, finite = (buffer[rows] for buffer in jax.device_get(buffers))
         raised_to = int(jax.device_get(following.step))
         if raised_to != end:
             raise ValueError(
-                f"train_step must raise state.step by one; after {end - start} updates from step "
-                f"{start} it is {raised_to}. Return state.replace(step=state.step + 1, ...)."
+                f"train_step must raise state.step by one; after {end - first} updates from step "
+                f"{first} it is {raised_to}. Return state.replace(step=state.step + 1, ...)."
             )
         balanced = columns[len(self.names) :]  # whether the balancer stayed finite, where one adapts
-        unbalanced = ~balanced[0] if balanced else np.zeros(end - start, bool)
-        # The program continues after a balancer that is not finite, as the other policies need.
+        unbalanced = ~balanced[0] if balanced else np.zeros(len(rows), bool)
+        # The usual program continues after a balancer that is not finite, as the other policies need.
         nonfinite = ~finite | unbalanced if self._on_nonfinite == "raise" else ~finite
         records = dict(zip(self.names, columns, strict=False))
-        return Chunk(following, end, start, records, nonfinite, unbalanced)
+        return Chunk(following, end + more, first, records, nonfinite, unbalanced)
 
-    def _first_nonfinite(self, chunk: Chunk) -> int | None:
-        """The first update of a chunk that the policy must look at."""
-        if not chunk.nonfinite.any() or (self._on_nonfinite == "ignore" and self._has_logged):
-            return None
-        return int(np.argmax(chunk.nonfinite))
-
-    def _with_paths(self, chunk: Chunk, before: TrainState, *, needed: bool) -> Chunk:
-        """A chunk of one update with the paths of the leaves that it made non-finite."""
+    def _with_paths(self, chunk: Chunk, before: TrainState, *, needed: bool = False) -> Chunk:
+        """A chunk with the paths of the leaves that its first bad update made non-finite."""
         # Of the updates that a run goes on after the first is logged, and the others should stay fast.
         if self._has_logged and not needed:
-            return chunk
+            return dataclasses.replace(chunk, turned=())
         self._has_logged = True
+        if self.donation is not None:
+            return chunk  # the program found them
         return dataclasses.replace(chunk, turned=guard.turned_leaves(before, chunk.state))
 
     def _arguments(self, source: Any) -> tuple[Callable[[Any], Any], Any]:
         """How to rebuild source and refresh inside the program, and their arrays, placed."""
-        rebuilds, leaves = zip(*map(_split, (in_program(source), self._refresh)), strict=True)
-        return functools.partial(_rebuilt, rebuilds), self._placed.replicate(leaves)
-
-    def _abstract(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Shapes, dtypes and shardings of the arguments; no dtype is weak.
-
-        With them the program is compiled once. Through plain `jit` a fit compiles two to four times: for
-        weak types, for uncommitted arrays, and for new shardings.
-        """
-        state, *others = arguments
-        return (
-            jax.tree.map(_abstract, state, self._of_state),
-            *(jax.tree.map(self._abstract_other, other) for other in others),
-        )
+        rebuild, leaves = program.arguments(source, self._refresh)
+        return rebuild, self._placed.replicate(leaves)
 
     def _abstract_other(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
         """The same for a leaf that is placed already, or is replicated."""
         return _abstract(leaf, leaf.sharding if isinstance(leaf, jax.Array) else self._sharding)
 
-    def _outputs(self) -> dict[str, Any]:
-        """The shardings of the results; none are needed on one device."""
-        shardings = (self._of_state, self._sharding, self._sharding)
-        return {} if self._placed.mesh is None else {"out_shardings": shardings}
-
 
 def _abstract(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     dtype = leaf.dtype if keys.is_typed_key(leaf) else jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding)
-
-
-def _split(part: object) -> tuple[Callable[[Any], Any], list[Any]]:
-    """How to rebuild a pytree from its leaves, and the leaves; an object that is no pytree has none."""
-    if jax.tree_util.all_leaves([part]):
-        return lambda leaves: part, []
-    leaves, structure = jax.tree.flatten(part)
-    return functools.partial(jax.tree.unflatten, structure), leaves
-
-
-def _rebuilt(rebuilds: Sequence[Callable[[Any], Any]], leaves: Sequence[Any]) -> list[Any]:
-    return [rebuild(own) for rebuild, own in zip(rebuilds, leaves, strict=True)]
-
-
-def _program(
-    parts: "_Parts", state: TrainState, leaves: Tree, stop: jax.Array, halting: jax.Array
-) -> tuple[TrainState, jax.Array, list[jax.Array]]:
-    """Updates from `state.step` up to `stop`, the step reached, and the record of each update.
-
-    It ends early after an update that changed which entries are non-finite, and if `halting` after one whose
-    record says that it was not finite.
-    """
-    # Jitted so that `eval_shape` and the loop body share one trace.
-    update = jax.jit(functools.partial(_update, parts))
-    pattern = guard.nonfinite_pattern(state, parts.together)
-    record = jax.eval_shape(update, state, leaves, pattern)[1]
-    # One buffer for each recorded number: stacking them into rows made a small step 1.8 times slower
-    # on JAX 0.12 (CPU), which recomputed the losses for the row.
-    buffers = [jnp.zeros((CAPACITY,), scalar.dtype) for scalar in record]
-
-    def unfinished(carry: Any) -> jax.Array:
-        _, step, halted, _ = carry
-        return (step < stop) & ~halted
-
-    def body(carry: Any) -> Any:
-        state, step, _, buffers = carry
-        state, record, changed = update(state, leaves, pattern)
-        row = step % CAPACITY
-        buffers = [
-            jax.lax.dynamic_update_index_in_dim(buffer, scalar, row, 0)
-            for buffer, scalar in zip(buffers, record, strict=True)
-        ]
-        return state, step + 1, changed | (halting & ~record[-1]), buffers
-
-    # The loop has its own counter, since a train step that does not raise `step` would never end.
-    start = (state, state.step, jnp.asarray(False), buffers)
-    state, reached, _, buffers = jax.lax.while_loop(unfinished, body, start)
-    return state, reached, buffers
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """What an update is made of.
-
-    Attributes:
-        train_step: the user's, checked.
-        rebuild: `leaves -> [source, refresh]`.
-        split: shards the rows of a batch over the devices, and returns the mask of padded batches.
-        constrain: keeps the shardings of a state inside the loop.
-        together: the most elements of an array that is tested together with others.
-    """
-
-    train_step: RecordedStep
-    rebuild: Callable[[Any], Any]
-    split: Callable[..., tuple[Any, Any]]
-    constrain: Callable[[TrainState], TrainState]
-    together: int
-
-
-def _update(
-    parts: _Parts, state: TrainState, leaves: Tree, pattern: list[jax.Array]
-) -> tuple[TrainState, list[jax.Array], jax.Array]:
-    """One update, its record, and whether it changed which entries are non-finite.
-
-    The last entry of the record is whether the update is finite.
-    """
-    source, state, balanced = _refreshed(parts, state, leaves)
-    batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
-    advanced, key = advance(state)
-    updated, output = parts.train_step(advanced, batches, key, mask)
-    losses = [jnp.asarray(value) for value in output.losses.values()]
-    diagnostics = [jnp.asarray(value) for value in output.diagnostics.values()]
-    change = guard.change_of_pattern(updated, pattern, parts.together)
-    finite = guard.all_finite(losses) & ~jnp.isnan(change)
-    new, old = updated.balancer_state, state.balancer_state
-    # Compared by identity while tracing: a step that does not observe passes the same tracers on, and then
-    # the test is not part of the program.
-    if any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)):
-        kept = stays_finite(new, old)
-        finite, balanced = finite & kept, [kept & entry for entry in balanced] or [kept]
-    return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite], change != 0
 
 
 def _require_compilable(state: TrainState) -> None:
@@ -359,40 +319,6 @@ def _require_compilable(state: TrainState) -> None:
             "jax_disable_jit is on, and training runs in a compiled loop. "
             "Turn it off; jax.debug.print and Trainer.audit show values and draws of a run."
         )
-
-
-def _jitted(parts: _Parts, *functions: Callable[..., Any]) -> list[Any]:
-    return [jax.jit(functools.partial(each, parts)) for each in functions]
-
-
-def _left_out(parts: _Parts, state: TrainState, leaves: Tree) -> TrainState:
-    """An update that is left out: step and runtime key advance, nothing else changes."""
-    _, state, _ = _refreshed(parts, state, leaves)
-    advanced, _ = advance(state)
-    return parts.constrain(advanced.replace(step=state.step + 1))
-
-
-def _gradient_norm(parts: _Parts, state: TrainState, leaves: Tree) -> jax.Array:
-    """The norm of the gradient of an update that is not made."""
-    source, state, _ = _refreshed(parts, state, leaves)
-    batches, mask = parts.split(*source.filled(state.step, state.sampler_state))
-    advanced, key = advance(state)
-    return parts.train_step.gradient_norm(advanced, batches, key, mask)
-
-
-def _refreshed(
-    parts: _Parts, state: TrainState, leaves: Tree
-) -> tuple[TracedSource, TrainState, list[jax.Array]]:
-    """The source, the state to draw with, and whether refreshed values are finite if the refresh checks."""
-    source, refresh = parts.rebuild(leaves)
-    if refresh is None:
-        return source, state, []
-    # A user's refresh may use methods of the user's source that the adapter does not have.
-    given = source.source if isinstance(source, AdaptedSource) else source
-    if not isinstance(refresh, CheckedRefresh):
-        return source, refresh(state, given), []
-    state, finite = refresh.checked(state, given)
-    return source, state, [finite]
 
 
 class Pace:

@@ -1,5 +1,6 @@
 """A train step whose results are checked: the state keeps its form, and each record is a scalar."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,6 +38,19 @@ class RecordedStep:
         """See `TrainStep`."""
         options = {} if mask is None else {"mask": mask}
         following, output = self._train_step(state, batches, key, **options)
+        return self._checked(state, following, output)
+
+    def in_two(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None
+    ) -> Callable[[], tuple[TrainState, StepOutput]]:
+        """The update as a function that may be called twice: the gradient is computed here, once."""
+        if isinstance(self._train_step, LossTrainStep):
+            update = self._train_step.in_two(state, batches, key, mask)
+            return lambda: self._checked(state, *update())
+        result = self(state, batches, key, mask)
+        return lambda: result
+
+    def _checked(self, state: TrainState, following: Any, output: Any) -> tuple[TrainState, StepOutput]:
         if not isinstance(output, StepOutput):
             output = StepOutput(losses=output)
         scalars(output.losses, "the losses of train_step")

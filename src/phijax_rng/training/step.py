@@ -8,7 +8,7 @@ A `StepOutput` in place of the dict adds diagnostics. `LossTrainStep` is the usu
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -120,6 +120,16 @@ class LossTrainStep:
 
         Weights of a balancer that adapts are recorded as diagnostics, `weight/<name>`.
         """
+        return self.in_two(state, batches, key, mask)()
+
+    def in_two(
+        self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None = None
+    ) -> Callable[[], tuple[TrainState, StepOutput]]:
+        """Computes the gradient, and returns the rest of the update as a function.
+
+        It may be called twice, and then the optimizer is; unless the optimizer evaluates the losses, as a
+        line search does: then the second call returns the result of the first.
+        """
         params = trainable(state.model_state)
         kept = optimizer_part(state.optimizer_state, self.ema_decay)
         require_fitting_optimizer(kept, params)
@@ -130,16 +140,37 @@ class LossTrainStep:
         moved, variables = separated(variables)
         params = merge(moved, params)
         grads = jax.tree.map(_descent_direction, grads, variables, is_leaf=is_none)
-        params, optimizer_state = optimizer_update(
-            self.optimizer,
-            grads,
-            kept,
-            params,
-            value=total,
-            value_fn=lambda params: objective(params)[0],
-            grad_fn=lambda params: _gradient(objective, params),
-            residual_fn=self._residual_fn(state, batches, key),
-        )
+        residual_fn = self._residual_fn(state, batches, key)
+        evaluations: list[Callable[..., Any]] = []
+
+        def counted(function: Callable[[ModelState], Any]) -> Callable[[ModelState], Any]:
+            def call(params: ModelState) -> Any:
+                evaluations.append(function)
+                return function(params)
+
+            return call
+
+        def update() -> tuple[Any, Any]:
+            return optimizer_update(
+                self.optimizer,
+                grads,
+                kept,
+                params,
+                value=total,
+                value_fn=counted(lambda params: objective(params)[0]),
+                grad_fn=counted(lambda params: _gradient(objective, params)),
+                residual_fn=None if residual_fn is None else counted(residual_fn),
+            )
+
+        def complete() -> tuple[TrainState, StepOutput]:
+            following = self._following(state, *update(), variables, observed)
+            return following, self._output(following, total, losses, diagnostics)
+
+        return _called_again(complete, unless=evaluations)
+
+    def _following(
+        self, state: TrainState, params: Any, optimizer_state: Any, variables: Any, observed: Any
+    ) -> TrainState:
         # Parameters first, then variables: a leaf that the losses replaced keeps its new value.
         model_state = merge(variables, merge(params, state.model_state))
         if self.ema_decay is not None:
@@ -149,13 +180,14 @@ class LossTrainStep:
             optimizer_state=optimizer_state,
             step=state.step + 1,
         )
-        if observed is not None:
-            following = following.replace(balancer_state=observed)
+        return following if observed is None else following.replace(balancer_state=observed)
+
+    def _output(self, following: TrainState, total: jax.Array, losses: Any, diagnostics: Any) -> StepOutput:
         recorded = {TOTAL: total, **losses.named()}
         # The weights of a balancer that does not adapt are among its settings.
         weights = self._adapted.weights(following.balancer_state)
         diagnosed = {**diagnostics.named(), **{f"weight/{name}": weight for name, weight in weights.items()}}
-        return following, StepOutput(recorded, diagnostics=diagnosed)
+        return StepOutput(recorded, diagnostics=diagnosed)
 
     def gradient_norm(
         self, state: TrainState, batches: Batches, key: KeyScalar, mask: Mask | None = None
@@ -199,6 +231,18 @@ class LossTrainStep:
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
             balancer_state = observed = balancer.observed(seen, key, balancer_state)
         return balancer.total(ordered, balancer_state), observed
+
+
+def _called_again(function: Callable[[], Any], *, unless: Sequence[object]) -> Callable[[], Any]:
+    """`function`, of which the first result serves every call if that call filled the list."""
+    known: list[Any] = []
+
+    def call() -> Any:
+        if not (known and unless):
+            known[:] = [function()]
+        return known[0]
+
+    return call
 
 
 def _gradient(objective: Callable[[ModelState], Any], params: ModelState) -> Any:

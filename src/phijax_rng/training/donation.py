@@ -1,0 +1,83 @@
+"""Which arrays of a state a program writes over, and how it receives them.
+
+A state of at least 64 MB is updated in place, so that a run needs one copy of it and not two. The rule looks
+at the state alone: the same run has the same program on every machine.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from phijax_rng import keys
+from phijax_rng.devices import processes
+from phijax_rng.state import TrainState
+
+LARGE_BYTES = 64 * 2**20
+"""Bytes of model and optimizer state from which on a state is updated in place; see `docs/decisions.md`."""
+
+# Keys and counters may be held by samplers too, and cost nothing to keep.
+_LEAST_BYTES = 2**16
+_FIELDS = ("model_state", "optimizer_state")
+
+
+@dataclasses.dataclass(frozen=True)
+class Donation:
+    """The leaves of a large state, in two lists: those that are written over, and the others.
+
+    Attributes:
+        structure: that of the state.
+        is_given: whether each leaf is written over.
+    """
+
+    structure: Any
+    is_given: tuple[bool, ...]
+
+    @staticmethod
+    def of(state: TrainState) -> "Donation | None":
+        """That of a large state; `None` for others. The leaves may be abstract."""
+        watched = [leaf for name in _FIELDS for leaf in jax.tree.leaves(getattr(state, name))]
+        if sum(map(_bytes, watched)) < LARGE_BYTES:
+            return None
+        found, structure = jax.tree_util.tree_flatten_with_path(state)
+        is_given = (path[0].name in _FIELDS and _bytes(leaf) >= _LEAST_BYTES for path, leaf in found)
+        return Donation(structure, tuple(is_given))
+
+    def split(self, state: TrainState) -> tuple[list[Any], list[Any]]:
+        """The leaves that are written over, and the others."""
+        leaves = jax.tree.leaves(state)
+        parts: tuple[list[Any], list[Any]] = ([], [])
+        for leaf, given in zip(leaves, self.is_given, strict=True):
+            parts[not given].append(leaf)
+        return parts
+
+    def joined(self, given: list[Any], kept: list[Any]) -> TrainState:
+        """The state with these leaves."""
+        parts = iter(given), iter(kept)
+        leaves = [next(parts[not is_given]) for is_given in self.is_given]
+        state: TrainState = jax.tree.unflatten(self.structure, leaves)
+        return state
+
+    def owned(self, take: Callable[[], TrainState]) -> TrainState:
+        """A state whose arrays may be written over: copies, made one by one.
+
+        Args:
+            take: returns the state. If that is the last reference, each array is freed when it is copied, and
+                no more than one of them exists twice.
+        """
+        leaves = jax.tree.leaves(take())
+        for index, given in enumerate(self.is_given):
+            if given:
+                leaves[index] = jax.block_until_ready(processes.copied(leaves[index]))
+        state: TrainState = jax.tree.unflatten(self.structure, leaves)
+        return state
+
+
+def _bytes(leaf: Any) -> int:
+    if keys.is_typed_key(leaf):
+        return 0
+    size = int(np.prod(np.shape(leaf), dtype=np.int64))
+    return size * jax.dtypes.canonicalize_dtype(jnp.result_type(leaf)).itemsize
