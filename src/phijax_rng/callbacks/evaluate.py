@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from phijax_rng._base import validation
 from phijax_rng.callbacks.protocol import Event
-from phijax_rng.training.evaluation import evaluation_params
 from phijax_rng.training.module import called, require_parameters
 
 
@@ -22,8 +21,8 @@ class Evaluate:
 
     Attributes:
         function: `function(model_state, key) -> {entry: number}`; the parameter `key` is optional. The
-            function gets a copy of the model state to evaluate (see `training.evaluation_params`), and the
-            key of its stream at this step. Wrap it in `jax.jit` if it is worth compiling.
+            function gets the model state to evaluate (see `Event.evaluation_params`), and the key of its
+            stream at this step. Wrap it in `jax.jit` if it is worth compiling.
         every_n_steps: updates between two evaluations; `None` for one when the run ends.
         name: the first part of the names of the numbers, and the name of the stream.
     """
@@ -46,9 +45,8 @@ class Evaluate:
 
     def __call__(self, event: Event) -> None:
         """Evaluates, and reports the numbers."""
-        numbers = called(
-            self.function, evaluation_params(event.state), key=event.key("evaluation", self.name)
-        )
+        key = event.key("evaluation", self.name)
+        numbers = called(self.function, event.evaluation_params, key=key)
         validation.mapping(numbers, f"the result of {self.name!r}")
         event.report({f"{self.name}/{entry}": number for entry, number in numbers.items()})
 

@@ -25,6 +25,7 @@ from phijax_rng._base.types import KeyScalar
 from phijax_rng.callbacks.history import History
 from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
+from phijax_rng.training.evaluation import evaluation_params
 
 Memory: TypeAlias = dict[str, Any]
 """What a callback remembers, as JSON can store it: numbers, strings, and lists and dicts of them."""
@@ -55,12 +56,25 @@ class Event:
 
     @property
     def state(self) -> TrainState:
-        """A copy of the train state; the callback may keep it, write into it or donate it.
+        """The train state, apart from the run's own: the callback may keep it, or donate it to JAX.
+
+        It is a copy, except for large arrays on CPU: those are the memory of the run, which leaves it alone
+        for as long as one of them is alive. Write into copies of them.
 
         With several processes its arrays are global. Every process calls the callback, so each of them takes
         part in what is computed from these arrays.
         """
-        return jax.tree.map(processes.copied, self._state)
+        return jax.tree.map(processes.lent, self._state)
+
+    @property
+    def evaluation_params(self) -> Any:
+        """The model state to evaluate, see `training.evaluation_params`: apart from the run, as `state` is.
+
+        Where `state` is a copy, this copies no state of the optimizer.
+        """
+        rest = dict.fromkeys(("optimizer_state", "balancer_state", "sampler_state"))
+        alone = self._state.replace(model_state=evaluation_params(self._state), **rest)
+        return jax.tree.map(processes.lent, alone).model_state
 
     def key(self, *names: str) -> KeyScalar:
         """The key of a named stream at this step, distinct from every key that training uses.

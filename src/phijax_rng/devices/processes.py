@@ -162,7 +162,7 @@ def lent(leaf: jax.Array) -> jax.Array:
 
     There it is the same memory, which XLA leaves alone for as long as the object is alive.
     """
-    on_cpu = all(device.platform == "cpu" for device in leaf.sharding.device_set)
+    on_cpu = {device.platform for device in leaf.devices()} == {"cpu"}
     if keys.is_typed_key(leaf) or leaf.nbytes < _LENT_BYTES or not on_cpu:
         return copied(leaf)
     # Through NumPy, which holds a reference to the buffer that a donation respects; arrays of JAX that share

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 import numpy as np
 
 from phijax_rng._base.background import LeaveNow
@@ -22,6 +23,7 @@ from phijax_rng.checkpoints.manager import Checkpoints
 from phijax_rng.devices import processes
 from phijax_rng.errors import NonFiniteError, SaveError
 from phijax_rng.resume.plan import ResumedRun
+from phijax_rng.state import TrainState
 from phijax_rng.trainer.best import Best, BestState
 from phijax_rng.training.chunks import Chunk, Values, named_leaves, terms_of
 
@@ -322,11 +324,18 @@ class TrainingSession:
             else:
                 # The error of a callback carries the result, so a save that fails too need not hide it.
                 hidden = _notes_on(error) if error is self.callback_error else contextlib.nullcontext()
+                if lost := self._is_lost():
+                    error.add_note(f"the state was being updated in place; {self.describe_save()}")
                 with hidden:
-                    self._end(save=nonfinite or self.step > self._first)
+                    self._end(save=not lost and (nonfinite or self.step > self._first))
         finally:
             with _notes_on(error):
                 self._finish_callbacks()
+
+    def _is_lost(self) -> bool:
+        """Whether an error came while a large state was written over, or before the session had one."""
+        leaves = jax.tree.leaves(getattr(self, "state", None))
+        return not leaves or any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
     def _finish_callbacks(self) -> None:
         try:

@@ -4,7 +4,9 @@ A state of at least 64 MB is updated in place, so that a run needs one copy of i
 at the state alone: the same run has the same program on every machine.
 """
 
+import collections
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,18 +64,35 @@ class Donation:
         return state
 
     def owned(self, take: Callable[[], TrainState]) -> TrainState:
-        """A state whose arrays may be written over: copies, made one by one.
+        """A state whose arrays may be written over: where anything else refers to one, that is copied.
 
         Args:
-            take: returns the state. If that is the last reference, each array is freed when it is copied, and
-                no more than one of them exists twice.
+            take: returns the state. What it was the last reference to is not copied.
         """
         leaves = jax.tree.leaves(take())
+        owners = collections.Counter(
+            pointer for array in jax.live_arrays() if not array.is_deleted() for pointer in _pointers(array)
+        )
         for index, given in enumerate(self.is_given):
-            if given:
-                leaves[index] = jax.block_until_ready(processes.copied(leaves[index]))
+            if not given:
+                continue
+            leaf = leaves[index]
+            # Held by the list, the variable and the call; another array may have the same buffer.
+            held = sys.getrefcount(leaf) > 3 or any(owners[pointer] > 1 for pointer in _pointers(leaf))
+            if held:
+                leaves[index] = jax.block_until_ready(processes.copied(leaf))
+            del leaf  # or the next copy is made while this array still exists
         state: TrainState = jax.tree.unflatten(self.structure, leaves)
         return state
+
+
+def _pointers(array: jax.Array) -> list[int]:
+    """Where the parts of an array are that this process has."""
+    if len(array.sharding.device_set) == 1 and not keys.is_typed_key(array):
+        return [array.unsafe_buffer_pointer()]
+    if keys.is_typed_key(array):
+        return []
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
 
 
 def _bytes(leaf: Any) -> int:

@@ -154,7 +154,7 @@ def _update(
     updated, output = parts.train_step(advanced, *drawn)
     losses, diagnostics = _numbers(output)
     change = guard.change_of_pattern(updated, pattern, parts.together)
-    finite, balanced = _tested(losses, jnp.isnan(change), refreshed, updated, balanced)
+    finite, balanced = _tested(losses, change, refreshed, updated, balanced)
     return parts.constrain(updated), [*losses, *diagnostics, *balanced, finite], change != 0
 
 
@@ -173,13 +173,13 @@ def _numbers(output: StepOutput) -> tuple[list[jax.Array], list[jax.Array]]:
 
 def _tested(
     losses: list[jax.Array],
-    turned: jax.Array,
+    change: jax.Array,
     before: TrainState,
     updated: TrainState,
     balanced: list[jax.Array],
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Whether an update is finite, and whether its balancer is, if that has a test."""
-    finite = guard.all_finite(losses) & ~turned
+    finite = guard.all_finite(losses) & ~jnp.isnan(change)
     new, old = updated.balancer_state, before.balancer_state
     # Compared by identity while tracing: a step that does not observe passes the same tracers on, and then
     # the test is not part of the program.
@@ -245,11 +245,14 @@ def _guarded(
     updated, output = update()
     losses, diagnostics = _numbers(output)
     turned = guard.turned(state, updated)
-    finite, balanced = _tested(losses, jnp.any(turned), refreshed, updated, balanced)
+    change = jnp.where(jnp.any(turned), jnp.nan, 0.0)
+    finite, balanced = _tested(losses, change, refreshed, updated, balanced)
     good = finite if not balanced else finite & (balanced[0] | ~policy.strict)
     halts = policy.halting & ~good
-    # In a branch, which XLA does not merge with the update above: so that one is never an array.
-    following = jax.lax.cond(halts, lambda: state, lambda: parts.constrain(update()[0]))
+    # In a branch, which XLA does not merge with the update above, so that one is never an array. The branch
+    # that keeps the state is the first by number and decides the order of the operands; XLA writes over them
+    # only where that is the order of the results (measured: otherwise it copies the state).
+    following = jax.lax.cond(~halts, lambda: parts.constrain(update()[0]), lambda: state)
     return following, [*losses, *diagnostics, *balanced, finite], turned, halts
 
 
