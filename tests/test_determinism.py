@@ -168,6 +168,7 @@ def test_flags_that_xla_has_read_are_accepted(program, flags):
     run_python(program, env={"XLA_FLAGS": flags})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("program", "flags", "finding"),
     [

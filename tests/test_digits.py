@@ -115,6 +115,7 @@ def by_hand(steps, data):
     return model, losses
 
 
+@pytest.mark.full
 def test_the_first_losses_are_those_of_a_loop_written_by_hand():
     result, data = fit("module", 5)
     model, losses = by_hand(5, data)

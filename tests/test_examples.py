@@ -8,7 +8,7 @@ from tests._selection import mostly_full
 from tests._subprocess import ROOT, run_python
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-EVERYDAY = [ROOT / "examples" / "custom_loop.py", ROOT / "examples" / "heat.py"]
+EVERYDAY = [ROOT / "examples" / "custom_loop.py"]
 
 ENVIRONMENT = {
     "PHIJAX_RNG_EXAMPLE_FAST": "1",  # long examples shorten themselves

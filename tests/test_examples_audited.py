@@ -43,6 +43,7 @@ def test_a_trained_example_is_clean(name: str, drawn_by: Any, monkeypatch: pytes
     assert all(key.startswith("root.") for draw in report.draws for key in draw.keys)
 
 
+@pytest.mark.full
 def test_the_example_with_its_own_loop_is_clean() -> None:
     example = executed("custom_loop", before="uninterrupted =")
     report = audit(lambda: example["train"](*example["start"](7), stop=2))

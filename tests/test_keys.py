@@ -426,6 +426,7 @@ def draw(key):
     return jax.random.bits(key, (3,))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "philox2x32", "unsafe_rbg"])
 def test_every_key_of_an_exact_vmap_draws_what_it_draws_alone(implementation):
     batch = jax.random.split(jax.random.key(0, impl=implementation), 5)

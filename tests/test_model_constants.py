@@ -131,6 +131,7 @@ def test_a_constant_that_changed_is_named_at_a_resume(tmp_path):
     assert resumed.state.model_state.factor == 0.25
 
 
+@pytest.mark.full
 def test_an_audit_reads_such_a_model():
     report = Trainer(STOP, progress=False).audit(
         module(), datamodule=Data(), optimizer=optax.adam(1e-2), seed=3

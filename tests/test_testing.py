@@ -59,6 +59,7 @@ def test_an_exact_loop_passes(cuts: Any) -> None:
     testing.assert_resume_exact(honest, 9, cuts=cuts)
 
 
+@pytest.mark.full
 def test_the_trainer_passes(tmp_path: Path) -> None:
     problem = dropout()
 

@@ -143,6 +143,7 @@ def test_a_scheduled_rate_is_that_of_the_update_of_the_row():
     assert found == {24: pytest.approx(float(SCHEDULE(23))), 48: pytest.approx(float(SCHEDULE(47)))}
 
 
+@pytest.mark.full
 def test_the_norm_is_that_of_the_gradient_of_the_update_of_the_row():
     row = fit(20, every=20, gradient_norm=True).history[0]
     state = HEAT.run(19)

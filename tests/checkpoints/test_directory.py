@@ -93,8 +93,8 @@ def test_a_step_of_a_branch_that_was_left_is_passed_over(folder):
 def test_a_step_of_a_newer_version_stops_the_resume(folder):
     edit(folder, 30, lambda contents: contents.update(schema=document.SCHEMA + 1))
     message = (
-        f"step 30 in {folder} was written by a newer version of phijax_rng, with schema 2; "
-        "this version reads 1. Update phijax_rng, or name an older step."
+        f"step 30 in {folder} was written by a newer version of phijax_rng, with schema 3; "
+        "this version reads 1 to 2. Update phijax_rng, or name an older step."
     )
     for read in (lambda c: c.restore_intact(LIKE), lambda c: c.contract(), lambda c: c.readable_contract()):
         with pytest.raises(CheckpointMismatchError, match=f"^{re.escape(message)}$"):

@@ -81,7 +81,7 @@ def test_every_edit_is_named_or_changes_nothing(folder):
                     )
                 else:
                     assert first_difference(found.state, right) is None, (place, value)
-                    assert place[0] in ("contract", "memory", "parent", "step"), (place, value)
+                    assert place[0] in ("contract", "memory", "parent", "step", "tables"), (place, value)
     finally:
         path.write_text(text)
     assert named > 300

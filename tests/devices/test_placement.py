@@ -45,6 +45,7 @@ def batches_on(*counts):
         print(count, "devices: equal")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("counts", mostly_full([[8], [2, 4]], everyday=[[8]]))
 def test_fifty_batches_are_those_of_one_device_and_no_device_gathers_them(in_eight, counts):
     assert in_eight(batches_on, *counts) == "".join(f"{count} devices: equal\n" for count in counts)
@@ -244,6 +245,7 @@ def sizes_that_do_not_divide():
         print(error)
 
 
+@pytest.mark.full
 def test_sizes_that_do_not_divide_are_replicated_or_rejected(in_eight):
     assert in_eight(sizes_that_do_not_divide).splitlines() == [
         "batches['boundary']['inputs'] has 4 rows, which do not divide equally over 8 devices. Use 8 rows, "
@@ -270,6 +272,7 @@ def guarded_steps():
             print("guarded")
 
 
+@pytest.mark.full
 def test_no_key_is_moved_after_the_first_step(in_eight):
     assert in_eight(guarded_steps) == "guarded\n"
 

@@ -133,6 +133,7 @@ def test_a_source_asked_by_step_and_state_does_not_show_where_its_rows_lie():
             assert first_difference(on_host(hosted(step ^ 1, state)), batch) is not None
 
 
+@pytest.mark.full
 def test_a_run_is_that_of_resident_rows():
     whole = train(STOP)
     assert_trees_bitwise_equal(whole, resident())
@@ -144,6 +145,7 @@ def test_where_the_host_looks_in_changes_no_number(chunk_size):
     assert_trees_bitwise_equal(train(STOP, trainer={"chunk_size": chunk_size}), resident())
 
 
+@pytest.mark.full
 def test_rows_of_the_wrong_step_or_key_are_told_apart():
     assert first_difference(train(STOP - 1), resident()) is not None
     whole = PROBLEMS[True].source()
@@ -214,6 +216,7 @@ def test_a_resume_that_lost_the_sampler_state_is_told_apart(saved, cut):
     assert first_difference(ended.model_state, resident().model_state) is not None
 
 
+@pytest.mark.full
 def test_a_resume_with_the_rows_elsewhere_goes_on_alike(saved, tmp_path):
     # Silently: no batch moves, and the programs of rows on the host and on the device are not compared.
     moved = train(STOP, tmp_path / "run", on_host=False, ckpt_path=saved, ckpt_step=6)

@@ -42,8 +42,7 @@ BALANCERS = {
 CUTS = [(kind, cut) for kind in ("gradnorm", "ntk") for cut in range(END + 1)]
 CUTS += [("relobralo", cut) for cut in (0, 1, 7)] + [("uncertainty", cut) for cut in (0, 1, 7)]
 # The ends, an update of the weights and the step behind it.
-EVERYDAY = [("gradnorm", cut) for cut in (0, 1, 3, 4, END)] + [("ntk", cut) for cut in (5, 6)]
-EVERYDAY += [("relobralo", 7), ("uncertainty", 7)]
+EVERYDAY = [("gradnorm", cut) for cut in (0, 3, 4, END)] + [("ntk", 5)]
 OPTIMIZER = optax.adam(1e-2)
 MODULE, DATA = _balancing.make_module(), _balancing.make_data()
 
@@ -168,7 +167,7 @@ def test_another_schedule_needs_no_other_program_and_moves_no_bit_before_it_fire
     assert first_difference(late.state, saved.restore(straight.state, 8)) is not None
 
 
-@pytest.mark.parametrize("cut", mostly_full([1, 5, 6], everyday=[5]))
+@pytest.mark.parametrize("cut", mostly_full([1, 5, 6], everyday=[]))
 def test_the_best_steps_are_those_of_the_run_that_was_never_stopped(tmp_path, cut):
     best = {"every_n_steps": 2, "max_to_keep": 1, "keep_best": ("pde", 2)}
     kept = []
@@ -186,6 +185,7 @@ def test_the_best_steps_are_those_of_the_run_that_was_never_stopped(tmp_path, cu
     assert set(kept[0].steps) == {END, *(step for _, step in lowest[:2])}
 
 
+@pytest.mark.full
 def test_control_a_save_that_is_not_a_multiple_does_not_compete(tmp_path):
     best = {"every_n_steps": 2, "max_to_keep": 1, "keep_best": ("pde", 20)}
     for stop in (5, END):

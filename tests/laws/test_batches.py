@@ -93,6 +93,7 @@ def in_while_loop(source, step):
     return jax.lax.while_loop(lambda carry: carry[0] < 2, body, start)[1]
 
 
+@pytest.mark.full
 @few
 @given(seeds, st.lists(steps, min_size=3, max_size=3))
 def test_a_batch_is_the_same_eager_jitted_scanned_and_mapped(seed, steps):
@@ -105,6 +106,7 @@ def test_a_batch_is_the_same_eager_jitted_scanned_and_mapped(seed, steps):
     same(in_while_loop(own, steps[0]), eager[0])
 
 
+@pytest.mark.full
 @few
 @given(st.lists(seeds, min_size=3, max_size=3), steps)
 def test_a_batch_is_the_same_mapped_over_sources(seeds, step):

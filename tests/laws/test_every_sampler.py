@@ -236,13 +236,7 @@ CASES |= {name: Case(**fields) for name, fields in POINTS.items()}
 
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 # One of each kind, for tests that compile a program for each.
-EVERYDAY = (
-    "weighted rows without replacement",
-    "shuffled rows on the host",
-    "box",
-    "Sobol",
-    "residual refinement",
-)
+EVERYDAY = ("weighted rows without replacement", "shuffled rows on the host", "residual refinement")
 compiled = pytest.mark.parametrize("case", mostly_full(CASES, everyday=EVERYDAY))
 
 

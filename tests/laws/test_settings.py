@@ -189,6 +189,7 @@ def fitted(kind, optimizer=None):
     return jax.tree.map(np.asarray, result.state.model_state)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setting", mostly_full(list(SETTINGS), everyday=["both"]))
 @pytest.mark.parametrize("kind", mostly_full(list(KINDS), everyday=["GradNorm"]))
 def test_a_fit_ends_in_the_same_bits(kind, setting):

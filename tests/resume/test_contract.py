@@ -358,8 +358,8 @@ def test_what_is_no_record_is_damage(data):
 def test_a_contract_of_another_schema_says_which_version_reads_it():
     data = document.dumps(build() | {"schema": 99})
     message = (
-        "step 3 in /run was written by a newer version of phijax_rng, with schema 99; this version reads 1. "
-        "Update phijax_rng, or name an older step."
+        "step 3 in /run was written by a newer version of phijax_rng, with schema 99; this version reads "
+        "1 to 2. Update phijax_rng, or name an older step."
     )
     with pytest.raises(CheckpointMismatchError, match=f"^{re.escape(message)}$"):
         document.loads(data, "step 3 in /run")

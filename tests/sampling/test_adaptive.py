@@ -162,6 +162,7 @@ def test_components_count_together_by_the_root_of_their_squares():
     np.testing.assert_allclose(alone["weights"], together["weights"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_residuals_may_be_large_and_small():
     expected = refreshed(rad(), ramp)["weights"]
     for scale in (1e30, 1e-24):

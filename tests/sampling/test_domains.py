@@ -186,6 +186,7 @@ def draws_on_eight_devices():
     print(json.dumps(different))
 
 
+@pytest.mark.full
 def test_coordinates_are_those_of_numpy_sharded_over_eight_devices():
     code = "from tests.sampling.test_domains import draws_on_eight_devices; draws_on_eight_devices()"
     different = json.loads(run_python(code, env=EIGHT_DEVICES).stdout)

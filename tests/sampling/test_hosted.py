@@ -62,9 +62,7 @@ def on_host(tree):
     return jax.tree.map(np.asarray, tree)
 
 
-@pytest.mark.parametrize(
-    "options", mostly_full(OPTIONS, everyday=["weighted, distinct", "shuffled, in ascending order"])
-)
+@pytest.mark.parametrize("options", mostly_full(OPTIONS, everyday=["shuffled, in ascending order"]))
 def test_batches_do_not_depend_on_where_the_rows_are_stored(options):
     resident, on_disk = source(True, **options), source(False, **options)
     assert (resident.traceable, on_disk.traceable) == (True, False)
@@ -254,6 +252,7 @@ def test_arrays_and_numbers_are_datasets_of_inputs():
     assert DatasetSampler([1.0, 2.0]).gather(np.array([1]))["inputs"].tolist() == [2.0]
 
 
+@pytest.mark.full
 def test_elements_can_be_weighted_and_distinct():
     weights = np.arange(30) % 2
     sampler = DatasetSampler(DATASETS["Grain"], weights=weights, replace=False)

@@ -103,7 +103,7 @@ def test_the_exponential_variates_are_those_of_the_logarithm():
         assert_trees_bitwise_equal(weighted.exponential(jnp.asarray(high), jnp.asarray(low)), drawn)
 
 
-@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("replace", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_known_and_traced_weights_give_the_same_rows(replace):
     weights = some_weights(40, "half zeros")
     known = weighted_rows(KEY, weights, 12, replace=replace)

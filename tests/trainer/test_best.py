@@ -104,6 +104,7 @@ def test_a_run_that_fails_has_its_last_state():
     assert int(caught.value.result.state.step) == 6
 
 
+@pytest.mark.full
 def test_a_run_that_goes_back_to_its_best_step_repeats_its_bits(tmp_path):
     first = fit(12, tmp_path, restore_best=False)
     back = fit(12, tmp_path, restore_best=False, resume="best")

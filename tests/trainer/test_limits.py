@@ -133,7 +133,9 @@ def test_a_run_of_epochs_is_that_of_its_steps(tmp_path):
     assert_trees_bitwise_equal(by_epochs.state, Trainer(8, progress=False).fit(module, **options).state)
 
 
-@pytest.mark.parametrize("max_time", [3600.0, datetime.timedelta(hours=1)])
+@pytest.mark.parametrize(
+    "max_time", [3600.0, pytest.param(datetime.timedelta(hours=1), marks=pytest.mark.full)]
+)
 def test_the_clock_ends_a_run_between_chunks_and_a_resume_continues(tmp_path, monkeypatch, max_time):
     problem = _problems.dropout()
     now = [1000.0]

@@ -142,8 +142,14 @@ def test_a_run_of_no_step_keeps_the_state_it_started_from(tmp_path):
 
 @pytest.mark.parametrize(
     "seed",
-    [np.int32(5), np.uint64(5), jnp.int32(5), jax.random.key(5)],
-    ids=["int32", "uint64", "jax", "key"],
+    [
+        *(
+            pytest.param(seed, marks=pytest.mark.full)
+            for seed in (np.int32(5), jnp.int32(5), jax.random.key(5))
+        ),
+        np.uint64(5),
+    ],
+    ids=["int32", "jax", "key", "uint64"],
 )
 def test_one_seed_in_other_clothes_is_one_run(tmp_path, seed):
     result = fit(10, tmp_path, seed=seed)
@@ -248,6 +254,7 @@ def test_a_run_from_another_ones_checkpoint_records_its_origin_and_continues_its
     assert (after["id"], after["origin"]) == (new["id"], new["origin"])
 
 
+@pytest.mark.full
 def test_weights_only_from_adam_to_sgd_keeps_all_else_fresh(tmp_path):
     old = fit(10, tmp_path / "old", seed=0)
     balancer = StaticLossBalancer(("pde", "initial", "boundary"), weights={"pde": 2.0})
@@ -345,6 +352,7 @@ def test_a_run_that_would_draw_otherwise_is_not_continued(tmp_path, change, repo
     assert fit(11, tmp_path, resume=True).iterations == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("change", "report"), mostly_full(CHANGES, everyday=["sampler order"]))
 def test_a_change_that_is_let_pass_is_warned_of_and_recorded(tmp_path, change, report):
     fit(10, tmp_path)

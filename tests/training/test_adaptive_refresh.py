@@ -304,6 +304,7 @@ def test_residuals_that_do_not_fit_are_refused(wrong, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.full
 def test_several_residuals_are_followed_together_by_name():
     def two(params, batches, key):
         found = residual(params, batches["pde"]["inputs"])

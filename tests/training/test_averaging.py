@@ -82,6 +82,7 @@ def by_hand(states, decay=DECAY):
     }
 
 
+@pytest.mark.full
 def test_the_average_is_that_of_a_loop_by_hand_to_the_bit():
     kept = Kept()
     result = fit(12, callbacks=(kept,))

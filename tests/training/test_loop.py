@@ -338,6 +338,7 @@ def first_loss_with_globals():
     return float(loop.run(loop.place(poisoned_state()), 1).records["fit"][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "changed", "loss"),
     [

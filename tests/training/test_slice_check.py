@@ -121,6 +121,7 @@ def test_a_loss_that_is_a_mean_or_adds_up_trains_as_with_whole_batches(kind):
         assert sliced.metrics[name] == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.full
 def test_losses_that_draw_or_replace_leaves_are_not_compared(caplog):
     def dropped(model_state, batches, key):
         inputs = batches["data"]["inputs"]

@@ -87,9 +87,12 @@ class History(Sequence[Mapping[str, float]]):
         return (self._row(*row) for row in self._rows[len(self) - count :])
 
     def plain(self) -> dict[str, Any]:
-        """All rows as JSON can store them; a copy, which later rows do not change."""
-        rows = [[step, *(numbers.get(name) for name in self.names)] for step, numbers in self._rows]
-        return {"names": list(self.names), "rows": rows}
+        """The rows as JSON can store them; a copy, which later rows do not change."""
+        return self.snapshot().plain()
+
+    def snapshot(self) -> "Snapshot":
+        """The history as it is, for a save."""
+        return Snapshot(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "History":
@@ -122,6 +125,26 @@ class History(Sequence[Mapping[str, float]]):
 
     def _row(self, step: int, numbers: Mapping[str, float]) -> dict[str, float]:
         return {"step": step, **{name: numbers[name] for name in self.names if name in numbers}}
+
+
+class Snapshot:
+    """A history as it was at one moment; it shares the rows that are final."""
+
+    def __init__(self, history: History):
+        self._names, self._rows, self._count = list(history.names), history._rows, len(history)
+        self._last = [(step, dict(numbers)) for step, numbers in history._rows[-1:]]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def plain(self, start: int = 0) -> dict[str, Any]:
+        """The rows from `start` on as JSON can store them."""
+        shared = self._rows[start : self._count - 1]
+        rows = [*shared, *(self._last if start < self._count else ())]
+        return {
+            "names": list(self._names),
+            "rows": [[step, *(numbers.get(name) for name in self._names)] for step, numbers in rows],
+        }
 
 
 def _line(cells: list[Any]) -> str:
@@ -338,13 +361,13 @@ class RunHistory:
         self._watch.next_chunk(step)
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON can store it."""
+        """All of it as a checkpoint stores it: plain data, and the two tables."""
         return {
-            "history": self.rows.plain(),
+            "history": self.rows.snapshot(),
             "interval": self._means.plain(),
             # Not the same twice, so apart from what a resume repeats.
             "seconds": self._watch.seconds,
-            "timing": self.timing.plain(),
+            "timing": self.timing.snapshot(),
         }
 
     def _add_to_means(self, chunk: Chunk, loss_names: Sequence[str], start: int, stop: int) -> None:

@@ -189,6 +189,12 @@ class RunDirectory:
             f"{what} of {self.where(step)} cannot be read: {reason}. Restore another step."
         )
 
+    def all_documents(self) -> Iterator[dict[str, Any]]:
+        """The documents of all steps, also of those that were set aside."""
+        yield from map(self.document, self.steps)
+        for path in (self.path / "superseded").glob(f"*/{DOCUMENT}/{DOCUMENT_FILE}"):
+            yield loads(json.loads(path.read_bytes()), str(path))
+
     def document(self, step: int) -> dict[str, Any]:
         """The document of a step, verified.
 

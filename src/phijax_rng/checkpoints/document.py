@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import future as ocp_future
 
 from phijax_rng.checkpoints import stored_leaves
+from phijax_rng.checkpoints.row_files import Files, RowFiles
 from phijax_rng.checkpoints.stored_leaves import Arrays, Parts
 from phijax_rng.devices import processes
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError
@@ -29,8 +30,11 @@ DOCUMENT_FILE = "document.json"
 HANDLER = "phijax_rng.checkpoints._DocumentHandler"
 """The name that Orbax stores with every step; the class had it in version 0.1.0."""
 
-SCHEMA = 1
-"""Raised by one when a reader of older documents would misread a new one."""
+SCHEMA = 2
+"""Raised by one when a reader of older documents would misread a new one.
+
+Before 2, all rows of the history are in the memory of each document.
+"""
 
 
 class Row(tuple[Any, ...]):
@@ -69,7 +73,8 @@ _SHAPE: dict[Any, Any] = {
         "callbacks?": _OBJECT,
         ...: _ANY,
     },
-    # Since version 0.2.0.
+    # Since version 0.2.0. Of each table the files with its rows: see `checkpoints.row_files`.
+    "tables?": {...: [Row((str, int, int))]},
     "step?": int,
     "parent?": ({"step": int, "sha256": (str, None)}, None),
     "sha256": str,
@@ -167,6 +172,11 @@ def _wrong_counts(document: Mapping[str, Any]) -> str | None:
         rows, width = known.get("rows", []), 1 + len(known.get("names", []))
         if any(len(row) != width or not isinstance(row[0], int) for row in rows):
             return f"memory.{table}.rows has a row that is not a step and {width - 1} numbers"
+    if document["schema"] > 1 and "tables" not in document:
+        return "tables is missing"
+    for table, files in document.get("tables", {}).items():
+        if any(rows < 1 for _, rows, _ in files) or table not in document["memory"]:
+            return f"tables.{table} has a file without rows, or is no table of the memory"
     return None
 
 
@@ -218,14 +228,14 @@ def loads(data: object, where: str) -> dict[str, Any]:
         raise DamagedCheckpointError(f"the contract of {where} is not an object. Restore another step.")
     # Behind the digest: only an undamaged document says reliably which version wrote it.
     schema = contract.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
+    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
         raise CheckpointMismatchError(
             f"{where} was written by a newer version of phijax_rng, with schema {schema}; this version reads "
-            f"{SCHEMA}. Update phijax_rng, or name an older step."
+            f"1 to {SCHEMA}. Update phijax_rng, or name an older step."
         )
-    if schema != SCHEMA:
+    if isinstance(schema, bool) or schema not in range(1, SCHEMA + 1):
         raise DamagedCheckpointError(
-            f"the contract of {where} has schema {schema!r}, and this version reads {SCHEMA}. "
+            f"the contract of {where} has schema {schema!r}, and this version reads 1 to {SCHEMA}. "
             "Restore another step."
         )
     return dict(contract)
@@ -264,6 +274,8 @@ class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         """Does the work at once."""
         # Every process calls this; two writers of one file on a shared disk could tear it.
         if args.is_writer:
+            # First: what a document names is there before it.
+            args.row_files.write(args.rows)
             (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
         args.release()
 
@@ -284,7 +296,10 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         step: the number of the step.
         parent: number and SHA-256 of the document that this step continues, or `None`.
         contract: plain data.
-        memory: plain data.
+        memory: plain data, with the last row of each table.
+        tables: the files with the other rows of each table.
+        rows: the text of those files that are new, by name.
+        row_files: where they are written.
         sha256: the seal, once the document is written.
         returned: set when the call that started the save has returned.
         is_writer: whether this process writes the document.
@@ -297,6 +312,9 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     parent: dict[str, Any] | None
     contract: dict[str, Any]
     memory: dict[str, Any]
+    tables: dict[str, Files]
+    rows: dict[str, bytes]
+    row_files: RowFiles
     sha256: str | None = None
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
     is_writer: bool = True
@@ -316,14 +334,20 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     def document(self) -> dict[str, Any]:
         """The document, sealed with its SHA-256."""
         described = stored_leaves.described(self.parts, self.arrays)
-        bound = {"schema": SCHEMA, "step": self.step, "parent": self.parent, **described}
+        bound = {
+            "schema": SCHEMA,
+            "step": self.step,
+            "parent": self.parent,
+            **described,
+            "tables": self.tables,
+        }
         document = dumps({**bound, "contract": self.contract, "memory": self.memory})
         self.sha256 = document["sha256"]
         return document
 
     def release(self) -> None:
-        """Lets go of the arrays: the seal is needed until the next save, and they are large."""
-        self.parts, self.arrays = {}, {}
+        """Lets go of arrays and rows: the seal is needed until the next save, and they are large."""
+        self.parts, self.arrays, self.rows = {}, {}, {}
 
 
 @ocp.args.register_with_handler(DocumentHandler, for_restore=True)
@@ -333,29 +357,46 @@ class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 
 class Parents:
-    """The steps that one object saved or restored, and the seals of their documents."""
+    """The steps that one object saved or restored: the seals of their documents, and their tables."""
 
     def __init__(self, read: Callable[[int], Mapping[str, Any]]):
         self._read = read
         self._last: int | None = None
-        self._seals: dict[int, str] = {}
+        self._known: dict[int, Mapping[str, Any]] = {}
 
-    def saw(self, step: int, sha256: str | None) -> None:
-        """Remembers a step that was saved or restored."""
+    def saw(self, step: int, document: Mapping[str, Any]) -> None:
+        """Remembers a step that was saved or restored.
+
+        Args:
+            step: its number.
+            document: `sha256`, `contract` and `tables`; only the first process knows the seal of a save.
+        """
         self._last = step
-        if sha256 is not None:  # only the first process writes documents
-            self._seals[step] = sha256
+        if document["sha256"] is not None:
+            self._known[step] = _essence(document)
 
     def forget_after(self, step: int) -> None:
         """Forgets later steps, which were set aside and may be saved again."""
-        self._seals = {found: seal for found, seal in self._seals.items() if found <= step}
+        self._known = {found: known for found, known in self._known.items() if found <= step}
 
     def of(self, contract: Mapping[str, Any]) -> dict[str, Any] | None:
         """Number and seal of the step that a save with this contract continues."""
         step = contract["run"].get("parent_step") if "run" in contract else self._last
-        if step is None:
-            return None
-        if step not in self._seals:
+        return None if step is None else {"step": step, "sha256": self._of(step).get("sha256")}
+
+    def tables(self, contract: Mapping[str, Any]) -> Mapping[str, Files]:
+        """The files of the tables of that step, if it is of the same run."""
+        run = contract.get("run", {})
+        known = self._of(run["parent_step"]) if run.get("parent_step") is not None else {}
+        same = known.get("run") == run.get("id") is not None
+        return known.get("tables", {}) if same else {}
+
+    def _of(self, step: int) -> Mapping[str, Any]:
+        if step not in self._known:
             with contextlib.suppress(DamagedCheckpointError, OSError):
-                self._seals[step] = self._read(step)["sha256"]
-        return {"step": step, "sha256": self._seals.get(step)}
+                self._known[step] = _essence(self._read(step))
+        return self._known.get(step, {})
+
+
+def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sha256": document["sha256"], "tables": document.get("tables", {}), "run": run_of(document)}

@@ -2,6 +2,7 @@
 
     <directory>/<step>/state           arrays of `model_state` and of everything else, by number
                        document        JSON: leaves, digests of the arrays, contract, memory, its SHA-256
+    <directory>/rows/                  the history, in files that later saves do not repeat
     <directory>/superseded/            steps that a rewind or a fall-back left behind
 
 A restore creates and changes nothing, runs no code from the checkpoint, and verifies every bit against
@@ -38,6 +39,7 @@ from phijax_rng.checkpoints.directory import Restoration, RunDirectory
 from phijax_rng.checkpoints.document import Parents, SaveDocument, require_contract
 from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.checkpoints.lock import DirectoryLock
+from phijax_rng.checkpoints.row_files import TABLES, Files, RowFiles, Table, split
 from phijax_rng.checkpoints.writer import Retention, Schedule, StepWriter
 from phijax_rng.devices import processes
 from phijax_rng.errors import DirectoryInUseError
@@ -87,6 +89,7 @@ class Checkpoints:
         self._depth = 0
         self._in_fit = threading.Lock()
         self._parents = Parents(self._run.document)
+        self._row_files = RowFiles(self.directory)
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.directory)!r}, steps={list(self.steps)})"
@@ -193,14 +196,27 @@ class Checkpoints:
         """
         return dict(self._document(step)["contract"])
 
-    def memory(self, step: int | str | None = None) -> dict[str, Any]:
+    def memory(self, step: int | str | None = None, *, whole_history: bool = True) -> dict[str, Any]:
         """The history and the memory of callbacks at a step (the latest for `None`), as plain data.
+
+        Args:
+            step: which one; see `existing`.
+            whole_history: whether to read all rows, or the last one alone.
 
         Raises:
             FileNotFoundError: there is no such step; the message lists the steps.
             DamagedCheckpointError: it is unreadable or does not match its digest.
         """
-        return dict(self._document(step)["memory"])
+        document = self._document(step)
+        return self.memory_of(document) if whole_history else dict(document["memory"])
+
+    def memory_of(
+        self, document: Mapping[str, Any], lost: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """The memory of a document of this directory with its whole history; see `RowFiles.joined`."""
+        return self._run.read(
+            document.get("step", 0), "the history", lambda: self._row_files.joined(document, lost)
+        )
 
     def readable_contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract of a step; for `None` of the newest step with a readable one, or an empty dict."""
@@ -223,6 +239,7 @@ class Checkpoints:
             state: what to save.
             contract: plain data that `contract` returns, compared on a resume.
             memory: plain data that `memory` returns; `keep_best` compares its `"metrics"`, and is added.
+                `"history"` and `"timing"` may be any `Table`.
 
         Raises:
             FileExistsError: this step is on disk already.
@@ -248,10 +265,28 @@ class Checkpoints:
         self.lock()
         parts = stored_leaves.leaves_of(state)
         arrays = {part: stored_leaves.stored_arrays(leaves) for part, leaves in parts.items()}
-        self._writer.start(SaveDocument(parts, arrays, step, self._parents.of(contract), contract, memory))
+        parent, (kept, *tables) = self._parents.of(contract), self._split(memory, contract)
+        self._writer.start(
+            SaveDocument(parts, arrays, step, parent, contract, kept, *tables, self._row_files)
+        )
         self._schedule.start()
         if not self.asynchronous:
             self.wait()
+
+    def _split(
+        self, memory: Mapping[str, Any], contract: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Files], dict[str, bytes]]:
+        """What of the memory goes into the document, the files of its tables, and the text of new ones."""
+        kept, tables = dict(memory), dict[str, Files]()
+        new: dict[str, bytes] = {}
+        before = self._parents.tables(contract)
+        for name in TABLES:
+            # A table as plain data stays as it is: who saves by hand need not continue the step before.
+            if name in memory and not isinstance(memory[name], Mapping):
+                table: Table = memory[name]
+                kept[name], tables[name], text = split(table, before.get(name, []))
+                new |= text
+        return kept, tables, new
 
     def is_saved(self, step: int) -> bool:
         """Whether a step is on disk, as the first process sees it.
@@ -281,7 +316,10 @@ class Checkpoints:
             return
         landed = self._writer.wait()
         if landed is not None:
-            self._parents.saw(landed.step, landed.sha256)
+            self._parents.saw(
+                landed.step,
+                {"sha256": landed.sha256, "contract": landed.contract, "tables": landed.tables},
+            )
             self._drop_old()
 
     def _drop_old(self) -> None:
@@ -291,6 +329,8 @@ class Checkpoints:
         processes.broadcast(0)  # and nobody deletes while another still lists
         if processes.is_primary():
             self._retention.delete(going)
+            if going:
+                self._row_files.delete_unnamed(self._run.all_documents)
         if going:
             self._writer.reload()
 
@@ -448,5 +488,5 @@ class Checkpoints:
         return self._run.at(self.existing(step) if isinstance(step, str) else step, self._run.arrays)
 
     def _seen(self, found: Restoration) -> Restoration:
-        self._parents.saw(found.step, found.document["sha256"])
+        self._parents.saw(found.step, found.document)
         return found

@@ -31,8 +31,10 @@ from phijax_rng import keys
 from phijax_rng._base.digests import digest_fields
 from phijax_rng._base.plain_data import described, plain
 from phijax_rng._base.types import KeyScalar
-from phijax_rng.checkpoints.document import SCHEMA
 from phijax_rng.sampling.adapters import AdaptedSource, adapt_source
+
+SCHEMA = 1
+"""That of a contract; its document has one of its own."""
 
 DERIVATION = "seed-split4-fold-split/1"
 """The derivation of keys from a seed; under another name the same seed draws other numbers."""

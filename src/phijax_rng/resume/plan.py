@@ -21,6 +21,7 @@ A fresh run goes the same way; it restores nothing, and nothing is compared.
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ from phijax_rng.resume import run_contract
 from phijax_rng.resume.run_contract import Lineage, RunContract
 from phijax_rng.sampling.adapters import AdaptedSource
 from phijax_rng.state import TrainState
+
+_log = logging.getLogger("phijax_rng")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +131,7 @@ class ResumePlan:
             "sampling": keys.fingerprint(state.sampling_key),
             "balancer": keys.fingerprint(state.balancer_key),
         }
-        memory = {} if self.weights_only else saved["memory"]
+        memory = {} if self.weights_only else self.checkpoints.memory_of(saved, _warn_of_lost_rows)
         hyperparameters = run_contract.hyperparameters(state.optimizer_state)
         return Restored(state, saved["contract"], found.step, streams, memory, hyperparameters)
 
@@ -152,6 +155,10 @@ class Restored:
     streams: Mapping[str, str]
     memory: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
+
+
+def _warn_of_lost_rows(reason: str) -> None:
+    _log.warning("%s The run goes on without these rows", reason)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ class BestState:
             found = self._kept
         else:
             step = self._checkpoints.best_step
-            memory = {} if step is None else self._checkpoints.memory(step)
+            memory = {} if step is None else self._checkpoints.memory(step, whole_history=False)
             kept = {**memory.get("metrics", {}), **memory.get("end", {}).get("metrics", {})}
             found = None if step is None else (self._checkpoints.restore(state, step), kept)
         if found is None and processes.is_primary():

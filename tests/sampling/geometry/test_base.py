@@ -277,6 +277,7 @@ def test_points_are_the_same_bits_in_every_program_and_at_every_size(name):
         assert_trees_bitwise_equal(rows, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", mostly_full(BY_QUANTILES, everyday=["ball of five axes"]))
 def test_points_by_quantiles_agree_to_within_four_ulp(name):
     expected, *others = in_every_program(GEOMETRIES[name])

@@ -51,6 +51,7 @@ def test_weights_are_those_of_phijax(slopes, norms, weights):
     np.testing.assert_allclose(state["weights"], weights, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_loss_without_gradient_keeps_its_weight_to_the_bit_and_is_balanced_when_it_wakes():
     balancer = GradNormBalancer(NAMES, update_every_n_steps=1, initial_weights={"a": 0.3})
     state = balancer.initialize()

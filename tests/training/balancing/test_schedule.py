@@ -199,6 +199,7 @@ def test_a_users_own_balancer_is_updated_in_the_loop_and_recorded():
     assert [row["weight/updates"] for row in result.history] == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.full
 def test_a_source_on_the_host_is_balanced_to_the_same_bits():
     resident = fit(Count())
     hosted = fit(Count(), source=SOURCE.__call__)
@@ -298,6 +299,7 @@ class Learning:
         return {"best": state["best"], "count": count, "next": moved, "used": state["next"]}
 
 
+@pytest.mark.full
 def test_an_observer_that_becomes_non_finite_stops_the_run_before_its_weights_are_used():
     with pytest.raises(NonFiniteError) as caught:
         fit(Learning())
@@ -305,6 +307,7 @@ def test_an_observer_that_becomes_non_finite_stops_the_run_before_its_weights_ar
     assert float(caught.value.state.balancer_state["next"]) == 1
 
 
+@pytest.mark.full
 def test_the_kernel_of_a_residual_that_is_nan_stops_the_run_and_is_left_out_by_the_others(caplog):
     def residuals(model_state, batches):
         inputs = batches["data"]["inputs"][:, 0]
@@ -353,6 +356,7 @@ def loop_text(problem):
     return texts[0]
 
 
+@pytest.mark.full
 def test_a_bad_update_behind_a_refresh_keeps_the_state_before_both():
     """A run that stopped at step 3, where an update is due, goes on to the bits of one that did not."""
 

@@ -35,6 +35,7 @@ def joint(num_steps, start):
     return both, totals
 
 
+@pytest.mark.full
 def test_a_fit_is_the_joint_descent_of_both():
     balancer = UncertaintyBalancer(NAMES, learning_rate=RATE, initial_log_variance=0.5)
     module = LossModule(lambda key: {"w": jnp.zeros(2)}, _losses, batch_keys=("data",))
