@@ -1,3 +1,5 @@
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,26 @@ def test_blocks_do_not_hide_a_change(monkeypatch):
     changed = rows.copy()
     changed[37] = -1
     assert digest(rows) != digest(changed)
+
+
+def test_no_more_threads_hash_than_the_process_has_cores(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: {3, 5})
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(module, "_AHEAD_BYTES", 2**18)
+    hashing, sha256 = set(), module._sha256
+
+    def watched(block):
+        hashing.add(threading.current_thread().name)
+        return sha256(block)
+
+    tree = {f"{i:02d}": np.full(2**15 + i, i, np.float32) for i in range(20)}
+    alone = digest(tree)
+    monkeypatch.setattr(module, "_sha256", watched)
+    assert digest(tree) == alone
+    assert 1 <= len(hashing - {threading.current_thread().name}) <= 2
+    monkeypatch.delattr(module.os, "sched_getaffinity")  # as on macOS
+    assert module.num_cores() == module.os.cpu_count()
+    assert digest(tree) == alone
 
 
 def test_a_large_pool_is_sampled_and_its_digest_has_the_prefix(monkeypatch):

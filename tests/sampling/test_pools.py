@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from phijax_rng import HostPool
+from phijax_rng import HostPool, PoolDataModule, keys
 from phijax_rng.sampling.pools import as_fields
 from tests._bitwise import assert_trees_bitwise_equal
 
@@ -230,3 +230,27 @@ def test_rows_of_several_lengths_raise_with_the_name_of_the_field():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         HostPool([[1.0], [2.0, 3.0]])
+
+
+# Copies
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": False}, {"order": "shuffled"}], ids=str)
+def test_the_rows_of_a_pool_are_not_copied_again(options):
+    pool = HostPool(np.arange(12.0).reshape(6, 2))
+    data = PoolDataModule({"data": pool}, {"data": 2}, **options)
+    for _ in range(2):
+        (sampler,) = data.train_batch_source(("data",), keys.split_root(0).sampling).samplers.values()
+        (rows,) = (sampler.sampler if "resident" in options else sampler).fields.values()
+        assert rows is pool.inputs
+
+
+def test_what_its_owner_may_write_into_is_copied():
+    rows = np.arange(12.0).reshape(6, 2)
+    shown = rows.view()
+    shown.flags.writeable = False
+    assert not np.shares_memory(HostPool(shown).inputs, rows)
+    pool = HostPool(rows)
+    assert HostPool(pool.inputs).inputs is pool.inputs
+    pool.inputs.flags.writeable = True
+    assert not np.shares_memory(HostPool(pool.inputs).inputs, pool.inputs)

@@ -5,17 +5,18 @@ digest exactly if every leaf has the same bits in the same place: -0.0 differs f
 another, two swapped leaves from the original; layout, placement and sharding do not matter. Keys enter
 with their implementation.
 
-Bytes are hashed in blocks, by several threads (`hashlib` releases the interpreter lock).
+Bytes are hashed in blocks, by at most one thread a core (`hashlib` releases the interpreter lock).
 
 >>> import numpy as np
 >>> digest({"w": np.float32([0.0])}) == digest({"w": np.float32([-0.0])})
 False
 """
 
+import collections
 import concurrent.futures
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 _BLOCK_BYTES = 8 * 2**20
+
+# Starting a thread costs more than hashing the first; so much is read ahead of the hashing.
+_LEAST_BYTES, _AHEAD_BYTES = 2**16, 256 * 2**20
 
 # SHA-256 of this much takes well under a second on one core; above it, starting a run would feel it.
 SAMPLED_ABOVE_BYTES = 2**30
@@ -40,13 +44,16 @@ def digest(tree: object) -> str:
     )
 
 
-def digest_leaves(named: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> str:
+def digest_leaves(named: Iterable[tuple[str, Any]]) -> str:
     """The SHA-256 of leaves that have names already; in the order given."""
     whole = hashlib.sha256()
-    paths, leaves = zip(*named, strict=True) if (named := list(named)) else ((), ())
-    for path, digested in zip(paths, _side_by_side(_leaf_digest, leaves), strict=True):
-        for part in (path.encode(), digested):
-            whole.update(len(part).to_bytes(8, "big") + part)
+    with _Hashers() as hashers:
+        for path, header, blocks in hashers.of(named):
+            digested = hashlib.sha256(header)
+            for block in blocks:
+                digested.update(block)
+            for part in (path.encode(), digested.digest()):
+                whole.update(len(part).to_bytes(8, "big") + part)
     return whole.hexdigest()
 
 
@@ -72,13 +79,54 @@ def _spread(array: Any) -> np.ndarray[Any, Any]:
     return np.stack([np.asarray(array[int(row)]) for row in rows])
 
 
-def _leaf_digest(leaf: object) -> bytes:
-    dtype, array = _host_bytes(leaf)
-    header = f"{dtype}{list(array.shape)}".encode()
-    blocks = hashlib.sha256(header)
-    for block in _hashed_blocks(array):
-        blocks.update(block)
-    return blocks.digest()
+class _Hashers:
+    """Threads that hash blocks, at most one for each core that this process may use."""
+
+    def __init__(self) -> None:
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> "_Hashers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def of(self, named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, bytes, Iterator[bytes]]]:
+        """Path, header, and the digest of each block, leaf by leaf."""
+        ahead: collections.deque[tuple[int, tuple[str, bytes, Iterator[bytes]]]] = collections.deque()
+        for path, leaf in named:
+            dtype, array = _host_bytes(leaf)
+            header = f"{dtype}{list(array.shape)}".encode()
+            ahead.append((array.nbytes, (path, header, self._hashed(array))))
+            # Not all leaves at once: of an array on a device this holds a copy.
+            while sum(size for size, _ in ahead) > _AHEAD_BYTES and len(ahead) > 1:
+                yield ahead.popleft()[1]
+        while ahead:
+            yield ahead.popleft()[1]
+
+    def _hashed(self, array: np.ndarray[Any, Any]) -> Iterator[bytes]:
+        # A view of unsigned bytes, since bfloat16 and its like do not export a buffer. Dtypes such as int4
+        # take one byte for each element in NumPy.
+        flat = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        blocks = [flat[start : start + _BLOCK_BYTES] for start in range(0, len(flat), _BLOCK_BYTES)]
+        if len(flat) < _LEAST_BYTES:
+            return iter([_sha256(block) for block in blocks])
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(num_cores())
+        return self._pool.map(_sha256, blocks)
+
+
+def _sha256(block: memoryview) -> bytes:
+    return hashlib.sha256(block).digest()
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on every system
+        return os.cpu_count() or 1
 
 
 def _host_bytes(leaf: Any) -> tuple[str, np.ndarray[Any, Any]]:
@@ -88,18 +136,3 @@ def _host_bytes(leaf: Any) -> tuple[str, np.ndarray[Any, Any]]:
     array = np.asarray(leaf)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return str(array.dtype), array
-
-
-def _hashed_blocks(array: np.ndarray[Any, Any]) -> list[bytes]:
-    # A view of unsigned bytes, since bfloat16 and its like do not export a buffer. Dtypes such as int4
-    # take one byte for each element in NumPy.
-    flat = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    blocks = [flat[start : start + _BLOCK_BYTES] for start in range(0, len(flat), _BLOCK_BYTES)]
-    return _side_by_side(lambda block: hashlib.sha256(block).digest(), blocks)
-
-
-def _side_by_side(function: Callable[[Any], bytes], values: Sequence[Any]) -> list[bytes]:
-    if len(values) < 2:
-        return [function(value) for value in values]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, values))

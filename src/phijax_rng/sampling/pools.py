@@ -10,6 +10,7 @@ This module knows NumPy only; the sampler puts the rows on a device.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,9 @@ import numpy as np
 from phijax_rng._base import validation
 from phijax_rng._base.frozen import assign
 from phijax_rng._base.validation import formatted
+
+# The copies that were made here. Read-only arrays of others are no copies: their owner may write into them.
+_own: "weakref.WeakValueDictionary[int, np.ndarray[Any, Any]]" = weakref.WeakValueDictionary()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,10 +163,15 @@ def _checked(value: Any, name: str) -> Any:
 def numbers(value: object, name: str) -> np.ndarray[Any, Any]:
     """A read-only copy of `value` as a NumPy array of a dtype that JAX has, in native byte order.
 
+    What this function returned is not copied again.
+
     Raises:
         TypeError: it does not hold numbers, or numbers of a dtype that JAX does not have.
         ValueError: rows of several shapes, or entries that are masked or missing.
     """
+    known = _own.get(id(value))
+    if known is not None and known is value and not known.flags.writeable:
+        return known
     if not isinstance(value, (np.ndarray, np.generic, list, tuple, int, float)):
         value = _of_table(value, name)
     try:
@@ -181,6 +190,7 @@ def numbers(value: object, name: str) -> np.ndarray[Any, Any]:
     _check_dtype(plain.dtype, name)
     plain = plain.astype(plain.dtype.newbyteorder("="), copy=False)
     plain.flags.writeable = False
+    _own[id(plain)] = plain
     return plain
 
 

@@ -5,12 +5,15 @@ and is compiled again.
 """
 
 import collections
+import concurrent.futures
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import Sharding
+
+from phijax_rng._base.background import Worker
 
 # Executables hold memory on their devices; a search over hyperparameters would otherwise keep all of them.
 _MAX_PROGRAMS = 32
@@ -20,6 +23,12 @@ _SECONDS_BETWEEN_CHECKS = 0.05
 
 _programs: "collections.OrderedDict[tuple[object, ...], jax.stages.Compiled]" = collections.OrderedDict()
 _lock = threading.Lock()
+
+# One thread for programs that are compiled one after the other, whatever their number: a thread for each
+# leaves a heap of tens of megabytes behind.
+_idle: list[Worker] = []
+
+os.register_at_fork(after_in_child=_idle.clear)  # a fork copies no thread
 
 
 def compiled(
@@ -55,21 +64,13 @@ def compiled(
 
 
 def _compile(lowered: jax.stages.Lowered, while_compiling: Callable[[], None]) -> jax.stages.Compiled:
-    """Compiles in a worker thread, so that this one can run signal handlers and `while_compiling`."""
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append(lowered.compile())
-        except BaseException as error:  # raised again in the waiting thread
-            outcome.append(error)
-
-    # A daemon, so that a process can exit while XLA, which cannot be interrupted, still compiles.
-    worker = threading.Thread(target=work, name="phijax_rng-compile", daemon=True)
-    worker.start()
-    while worker.is_alive():
-        worker.join(_SECONDS_BETWEEN_CHECKS)
+    """Compiles in another thread, so that this one can run signal handlers and `while_compiling`."""
+    with _lock:
+        worker = _idle.pop() if _idle else Worker("phijax_rng-compile")
+    executable = worker.submit(lowered.compile)
+    # Also where this thread leaves early: XLA cannot be interrupted, and others must not wait for it.
+    executable.add_done_callback(lambda _: _idle.append(worker))
+    while not executable.done():
+        concurrent.futures.wait([executable], _SECONDS_BETWEEN_CHECKS)
         while_compiling()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    return executable.result()
