@@ -13,7 +13,7 @@ from benchmarks import _machine, _ratio
 
 GROUPS = (
     *("loop", "rival", "balance", "adaptive", "draw", "start", "saving", "shuffles", "pools"),
-    *("devices", "audit"),
+    *("devices", "audit", "memory"),
 )
 
 

@@ -44,6 +44,19 @@ def interleaved(
     return firsts, seconds
 
 
+def shown_seconds(seconds: float) -> str:
+    """A time with its unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def shown_bytes(size: float) -> str:
+    """A size in megabytes."""
+    return f"{size / 2**20:.0f} MB"
+
+
 @dataclasses.dataclass(frozen=True)
 class Bar:
     """The value that a figure must reach: at least so many times faster, or at most so much slower."""
@@ -69,6 +82,8 @@ class Figure:
         bar: the bar for its wall time; `None` for information.
         faster: whether the ratio says how many times faster we are.
         cpu: whether the CPU time is meaningful, and shown.
+        shown: a value with its unit.
+        fewest: the fewest pairs that the bar is judged by.
     """
 
     label: str
@@ -77,6 +92,8 @@ class Figure:
     bar: Bar | None = None
     faster: bool = False
     cpu: bool = True
+    shown: Callable[[Any], str] = shown_seconds
+    fewest: int = PAIRS
 
     @property
     def values(self) -> Seconds:
@@ -94,11 +111,11 @@ class Figure:
         verdict = ""
         if self.bar is not None:
             met = "met" if self.bar.met_by(low, high) else "MISSED"
-            verdict = met if len(wall) >= PAIRS else f"({met}: {len(wall)} pairs)"
+            verdict = met if len(wall) >= self.fewest else f"({met}: {len(wall)} pairs)"
         return [
             self.label,
-            shown_seconds(np.median(np.asarray(self.ours)[:, 0])),
-            "" if self.other is None else shown_seconds(np.median(np.asarray(self.other)[:, 0])),
+            self.shown(np.median(np.asarray(self.ours)[:, 0])),
+            "" if self.other is None else self.shown(np.median(np.asarray(self.other)[:, 0])),
             f"{np.median(wall):.3g} [{low:.3g}, {high:.3g}]",
             f"{np.median(cpu):.3g}" if self.cpu else "",
             "" if self.bar is None else str(self.bar),
@@ -112,14 +129,6 @@ def interval(values: Seconds, level: float = 0.95, resamples: int = 10_000) -> t
     tail = (1 - level) / 2
     low, high = np.quantile(np.median(drawn, axis=1), [tail, 1 - tail])
     return float(low), float(high)
-
-
-def shown_seconds(seconds: float) -> str:
-    """A time with its unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
 
 
 HEADINGS = ["figure", "ours", "other", "ratio [95 %]", "CPU time", "bar", ""]

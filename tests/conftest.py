@@ -72,6 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_kept() -> None:
+    """Keeps more programs than a run does: tests share them."""
+    from phijax_rng.training import compile_cache
+
+    compile_cache._MAX_PROGRAMS = 32
+
+
 @pytest.fixture(scope="module")
 def in_eight() -> Iterator[Callable[..., str]]:
     """Runs a function of a test module in a process with eight devices; what it printed."""

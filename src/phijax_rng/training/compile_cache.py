@@ -6,6 +6,8 @@ and is compiled again.
 
 import collections
 import concurrent.futures
+import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -15,8 +17,9 @@ from jax.sharding import Sharding
 
 from phijax_rng._base.background import Worker
 
-# Executables hold memory on their devices; a search over hyperparameters would otherwise keep all of them.
-_MAX_PROGRAMS = 32
+# An executable holds about 14 MB of the host (measured, CPU), and memory on its devices; a search over
+# hyperparameters would otherwise keep all of them.
+_MAX_PROGRAMS = 8
 
 # Short enough for Ctrl-C to feel immediate; a compilation takes seconds.
 _SECONDS_BETWEEN_CHECKS = 0.05
@@ -70,7 +73,14 @@ def _compile(lowered: jax.stages.Lowered, while_compiling: Callable[[], None]) -
     executable = worker.submit(lowered.compile)
     # Also where this thread leaves early: XLA cannot be interrupted, and others must not wait for it.
     executable.add_done_callback(lambda _: _idle.append(worker))
+    worker.submit(_trim_heap)
     while not executable.done():
         concurrent.futures.wait([executable], _SECONDS_BETWEEN_CHECKS)
         while_compiling()
     return executable.result()
+
+
+def _trim_heap() -> None:
+    """Gives freed memory back to the system: XLA frees 10 MB for each program, and glibc would keep them."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
