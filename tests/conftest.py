@@ -56,8 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ[COMPILATION_CACHE] = folder
-    # A shell starts what it runs in the background with Ctrl-C ignored, and a run then ignores it too.
+    # A shell starts what it runs in the background with Ctrl-C ignored, and nohup with SIGHUP ignored; a run
+    # then ignores them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # XLA is a third of the time of all tests. JAX reports a program that it finds here as compiled too, so
     # tests that count compilations see no difference.
     jax.config.update("jax_compilation_cache_dir", folder)

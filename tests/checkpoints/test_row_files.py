@@ -8,7 +8,7 @@ import pytest
 
 from phijax_rng import Checkpoints, Trainer
 from phijax_rng.callbacks.history import History
-from phijax_rng.checkpoints import row_files
+from phijax_rng.checkpoints import document as row_files
 from phijax_rng.checkpoints.document import DOCUMENT, DOCUMENT_FILE
 from phijax_rng.errors import DamagedCheckpointError, SaveError
 from tests import _problems

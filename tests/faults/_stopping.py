@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from phijax_rng import Checkpoints, Trainer
-from phijax_rng.checkpoints.document import DocumentHandler
+from phijax_rng.checkpoints.writer import DocumentHandler
 from phijax_rng.training import compile_cache
 from tests import _problems
 

@@ -1,27 +1,27 @@
-"""The document of a step: JSON beside the arrays, sealed with its own SHA-256.
+"""The document of a step: JSON beside the arrays, sealed with its own SHA-256, and the rows of the history.
 
-Orbax saves each item of a step through a handler; the one here digests the arrays and writes the document, in
-the background of the same save. A restore does not need it: the document is a plain file, which is read only
-through `loads`, so that a changed or cut one is damage and never another run.
+It is a plain file, which is read only through `loads`, so that a changed or cut one is damage and never
+another run.
+
+    <directory>/rows/<SHA-256>.jsonl    some consecutive rows, each a JSON list in a line
+
+The document names the files of its tables in order, and has the last row itself, which may still get numbers.
+A file never changes: one that was cut or edited is found by its digest, a branch that was left keeps its own,
+and a reader of a running job finds what the document names. A save writes the rows since its parent. Where
+the file before has no more rows than that, one new file has the rows of both, so n rows are in about log n
+files, and each is written about log n times.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint import future as ocp_future
-
-from phijax_rng.checkpoints import stored_leaves
-from phijax_rng.checkpoints.row_files import Files, RowFiles
-from phijax_rng.checkpoints.stored_leaves import Arrays, Parts
-from phijax_rng.devices import processes
+from phijax_rng._base.shapes import Row, mistake
+from phijax_rng.checkpoints import faults
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError
 
 DOCUMENT = "document"
@@ -35,11 +35,6 @@ SCHEMA = 2
 
 Before 2, all rows of the history are in the memory of each document.
 """
-
-
-class Row(tuple[Any, ...]):
-    """The shapes of the entries of a list of fixed length."""
-
 
 _NUMBER = (int, float)
 _LEAVES, _ANY = [Row((str, str, [int]))], object
@@ -73,76 +68,14 @@ _SHAPE: dict[Any, Any] = {
         "callbacks?": _OBJECT,
         ...: _ANY,
     },
-    # Since version 0.2.0. Of each table the files with its rows: see `checkpoints.row_files`.
+    # Since version 0.2.0. Of each table the files with its rows: see above.
     "tables?": {...: [Row((str, int, int))]},
     "step?": int,
     "parent?": ({"step": int, "sha256": (str, None)}, None),
     "sha256": str,
     ...: _ANY,
 }
-"""What a document is: types, `None`, alternatives in a tuple, `[each]`, and `{name: shape}`, where a name
-that ends with `?` may be missing and `...` stands for every other name."""
-
-
-def mistake(value: object, shape: Any, path: str = "") -> str | None:
-    """What is wrong with plain data that should have this shape: a sentence, or `None`."""
-    if isinstance(shape, Row):
-        return _mistake_in_row(value, shape, path)
-    if isinstance(shape, tuple):
-        found = [mistake(value, one, path) for one in shape]
-        return None if None in found else found[0]
-    if isinstance(shape, list) and isinstance(value, list):
-        return _first(mistake(entry, shape[0], f"{path}[{i}]") for i, entry in enumerate(value))
-    if isinstance(shape, dict) and isinstance(value, Mapping):
-        return _mistake_in_names(value, shape, path)
-    kind = shape if isinstance(shape, type) else type(shape)
-    if isinstance(value, kind) and (kind is _ANY or not isinstance(value, bool)):
-        return None
-    return f"{path or 'it'} is {_kind(value)}, not {_KINDS[kind]}"
-
-
-def _mistake_in_row(value: object, shape: Row, path: str) -> str | None:
-    if not isinstance(value, list) or len(value) != len(shape):
-        return f"{path} is not a list of {len(shape)} entries"
-    return _first(mistake(entry, shape[i], f"{path}[{i}]") for i, entry in enumerate(value))
-
-
-def _mistake_in_names(value: Mapping[str, Any], shape: dict[Any, Any], path: str) -> str | None:
-    known = {name.removesuffix("?"): name for name in shape if name is not ...}
-    for name, spelled in known.items():
-        if name not in value and name == spelled:
-            return f"{_below(path, name)} is missing"
-    if ... not in shape:
-        unknown = next((name for name in value if name not in known), None)
-        if unknown is not None:
-            return f"{_below(path, unknown)} is not known"
-    return _first(
-        mistake(entry, shape[known[name]] if name in known else shape[...], _below(path, name))
-        for name, entry in value.items()
-    )
-
-
-_KINDS = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-    bool: "a truth value",
-    type(None): "null",
-}
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), type(value).__name__)
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _first(mistakes: Iterator[str | None]) -> str | None:
-    return next((one for one in mistakes if one is not None), None)
+"""What a document is; see `shapes.mistake`."""
 
 
 def require_shape(document: Mapping[str, Any], where: str) -> None:
@@ -247,113 +180,130 @@ def _digest(contract: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
-    """Digests the arrays and writes the document."""
+TABLES = ("history", "timing")
+"""The entries of a memory that are tables."""
 
-    @classmethod
-    def typestr(cls) -> str:
-        """The name that Orbax stores with every step."""
-        return HANDLER
+Files: TypeAlias = list[list[Any]]
+"""[SHA-256, number of rows, step of the last one] of each file of a table, in the order of the rows."""
 
-    async def async_save(self, directory: Path, args: "SaveDocument") -> list[ocp_future.Future]:
-        """Starts the work; Orbax waits for it before it makes the step visible."""
-        return [
-            ocp_future.CommitFutureAwaitingContractedSignals(
-                self._write(directory, args), name="phijax_rng_document"
-            )
-        ]
-
-    async def _write(self, directory: Path, args: "SaveDocument") -> None:
-        # Hashing takes every core, so it starts only when `save` has returned and training continues.
-        args.returned.wait()
-        self.save(directory, args)
-        if args.abandoned:
-            raise InterruptedError("the run left before this save was complete")
-
-    def save(self, directory: Path, args: "SaveDocument") -> None:
-        """Does the work at once."""
-        # Every process calls this; two writers of one file on a shared disk could tear it.
-        if args.is_writer:
-            # First: what a document names is there before it.
-            args.row_files.write(args.rows)
-            (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
-        args.release()
-
-    def restore(self, directory: Path, args: object = None) -> object:
-        """Reads the document; Orbax calls it for whoever restores the item through its own manager."""
-        return json.loads((directory / DOCUMENT_FILE).read_text())
+# Then those that no document names are looked for. A table of a million rows has about twenty.
+_MANY_FILES = 100
 
 
-@ocp.args.register_with_handler(DocumentHandler, for_save=True)
-@dataclasses.dataclass
-class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What the document is made of. Holding the arrays keeps their bits from being donated away.
+class Table(Protocol):
+    """Rows of which all but the last are final."""
 
-    Attributes:
-        parts: the leaves of the state.
-        arrays: the stored arrays of each part, by number.
-        stored: the same, as the state has them.
-        step: the number of the step.
-        parent: number and SHA-256 of the document that this step continues, or `None`.
-        contract: plain data.
-        memory: plain data, with the last row of each table.
-        tables: the files with the other rows of each table.
-        rows: the text of those files that are new, by name.
-        row_files: where they are written.
-        sha256: the seal, once the document is written.
-        returned: set when the call that started the save has returned.
-        is_writer: whether this process writes the document.
-        abandoned: whether the save is not to become visible any more.
+    def __len__(self) -> int: ...
+
+    def plain(self, start: int = 0) -> dict[str, Any]:
+        """`{"names": [...], "rows": [[step, a number or None for each name], ...]}` from this row on."""
+        ...
+
+
+def split(table: Table, before: Files) -> tuple[dict[str, Any], Files, dict[str, bytes]]:
+    """A table as a save stores it.
+
+    Args:
+        table: all rows.
+        before: the files of the step that the save continues.
+
+    Returns:
+        What stays in the document; the files of all other rows; and the text of the new one by its name.
     """
-
-    parts: Parts
-    arrays: Mapping[str, Arrays]
-    step: int
-    parent: dict[str, Any] | None
-    contract: dict[str, Any]
-    memory: dict[str, Any]
-    tables: dict[str, Files]
-    rows: dict[str, bytes]
-    row_files: RowFiles
-    sha256: str | None = None
-    returned: threading.Event = dataclasses.field(default_factory=threading.Event)
-    is_writer: bool = True
-    abandoned: bool = False
-    stored: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.stored = self.arrays
-        # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
-        # the state instead of writing into it.
-        self.arrays = {
-            part: {name: np.asarray(array) for name, array in stored_leaves.readable(stored).items()}
-            for part, stored in self.arrays.items()
-        }
-        self.is_writer = processes.is_primary()
-
-    def document(self) -> dict[str, Any]:
-        """The document, sealed with its SHA-256."""
-        described = stored_leaves.described(self.parts, self.arrays)
-        bound = {
-            "schema": SCHEMA,
-            "step": self.step,
-            "parent": self.parent,
-            **described,
-            "tables": self.tables,
-        }
-        document = dumps({**bound, "contract": self.contract, "memory": self.memory})
-        self.sha256 = document["sha256"]
-        return document
-
-    def release(self) -> None:
-        """Lets go of arrays and rows: the seal is needed until the next save, and they are large."""
-        self.parts, self.arrays, self.rows = {}, {}, {}
+    files, final = list(before), max(len(table) - 1, 0)
+    stored = sum(rows for _, rows, _ in files)
+    # After damage, rows are missing that the files of the parent should have.
+    if stored > final or (files and table.plain(stored - 1)["rows"][0][0] != files[-1][2]):
+        files, stored = [], 0
+    if final == stored:
+        return table.plain(final), files, {}
+    while files and files[-1][1] <= final - stored:
+        stored -= files.pop()[1]
+    rows = table.plain(stored)["rows"][: final - stored]
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
+    name = hashlib.sha256(text).hexdigest()
+    return table.plain(final), [*files, [name, len(rows), rows[-1][0]]], {name: text}
 
 
-@ocp.args.register_with_handler(DocumentHandler, for_restore=True)
-@dataclasses.dataclass
-class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """Orbax registers a handler only with arguments for both directions."""
+class RowFiles:
+    """The files in the directory of a run."""
+
+    def __init__(self, directory: Path):
+        self._folder = directory / "rows"
+
+    def write(self, new: Mapping[str, bytes]) -> None:
+        """Writes files, each whole or not at all."""
+        for name, text in new.items():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unfinished = self._folder / f"{name}.{os.getpid()}.tmp"
+            with open(unfinished, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, self._path(name))
+
+    def joined(
+        self, document: Mapping[str, Any], lost: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """The memory of a document with every row of its tables.
+
+        Args:
+            document: of a step.
+            lost: called with the reason where a file is damaged, whose rows are then left out.
+
+        Raises:
+            DamagedCheckpointError: a file is damaged, without `lost`.
+        """
+        memory = dict(document["memory"])
+        for table, files in document.get("tables", {}).items():
+            rows: list[list[Any]] = []
+            width = 1 + len(memory[table]["names"])
+            for name, count, _ in files:
+                try:
+                    rows += self._read(name, count, width)
+                except DamagedCheckpointError as error:
+                    if lost is None:
+                        raise
+                    lost(str(error))
+            memory[table] = {**memory[table], "rows": [*rows, *memory[table]["rows"]]}
+        return memory
+
+    def delete_unnamed(self, documents: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        """Deletes the files that no step names, where there are many.
+
+        Args:
+            documents: those of every step of the directory. Where one cannot be read, nothing is deleted.
+        """
+        with contextlib.suppress(OSError, DamagedCheckpointError):
+            found = set(os.listdir(self._folder))
+            if len(found) > _MANY_FILES:
+                for name in found - {self._path(name).name for one in documents() for name in _names(one)}:
+                    os.unlink(self._folder / name)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.jsonl"
+
+    def _read(self, name: str, count: int, width: int) -> list[list[Any]]:
+        path = self._path(name)
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            if error.errno in faults.MISSING:
+                raise DamagedCheckpointError(f"{path} with {count} rows of the history is missing.") from None
+            raise
+        if hashlib.sha256(text).hexdigest() != name:
+            raise DamagedCheckpointError(
+                f"{path} with {count} rows of the history does not match its SHA-256: "
+                "it was damaged or edited."
+            )
+        rows = [json.loads(line) for line in text.splitlines()]
+        if len(rows) != count or any(len(row) > width for row in rows):
+            raise DamagedCheckpointError(f"{path} has {len(rows)} rows, and the checkpoint names {count}.")
+        return [row + [None] * (width - len(row)) for row in rows]
+
+
+def _names(document: Mapping[str, Any]) -> list[str]:
+    return [name for files in document.get("tables", {}).values() for name, *_ in files]
 
 
 class Parents:

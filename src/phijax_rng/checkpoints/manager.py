@@ -36,11 +36,10 @@ from phijax_rng._base import validation
 from phijax_rng._base.background import LeaveNow
 from phijax_rng.checkpoints import foreign, stored_leaves
 from phijax_rng.checkpoints.directory import Restoration, RunDirectory
-from phijax_rng.checkpoints.document import Parents, SaveDocument, require_contract
+from phijax_rng.checkpoints.document import TABLES, Files, Parents, RowFiles, Table, require_contract, split
 from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.checkpoints.lock import DirectoryLock
-from phijax_rng.checkpoints.row_files import TABLES, Files, RowFiles, Table, split
-from phijax_rng.checkpoints.writer import Retention, Schedule, StepWriter
+from phijax_rng.checkpoints.writer import Retention, SaveDocument, Schedule, StepWriter
 from phijax_rng.devices import processes
 from phijax_rng.errors import DirectoryInUseError
 from phijax_rng.state import TrainState

@@ -1,27 +1,35 @@
 """When steps are saved, how they are written, and which are deleted.
 
-Orbax writes one step at a time, in the background if that is wanted. Old steps are deleted after a save has
-landed; a failure to delete costs no training.
+Orbax writes one step at a time, in the background if that is wanted, and each item of it through a handler;
+the one here digests the arrays and writes the document. Old steps are deleted after a save has landed; a
+failure to delete costs no training.
 """
 
 import atexit
 import contextlib
+import dataclasses
+import json
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future as ocp_future
 
 from phijax_rng._base import validation
 from phijax_rng._base.background import Worker
+from phijax_rng.checkpoints import stored_leaves
 from phijax_rng.checkpoints.directory import STATE, RunDirectory, StepGoneError
-from phijax_rng.checkpoints.document import DOCUMENT, SaveDocument
+from phijax_rng.checkpoints.document import DOCUMENT, DOCUMENT_FILE, HANDLER, SCHEMA, Files, RowFiles, dumps
 from phijax_rng.checkpoints.keep_best import KeepBest
+from phijax_rng.checkpoints.stored_leaves import Arrays, Parts
+from phijax_rng.devices import processes
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, SaveError
 
 _log = logging.getLogger("phijax_rng")
@@ -40,6 +48,115 @@ def _wait_at_exit() -> None:
 
 # Before `atexit`: there the executors that Orbax and the digests use are closed, and a save would fail.
 getattr(threading, "_register_atexit", atexit.register)(_wait_at_exit)
+
+
+class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
+    """Digests the arrays and writes the document."""
+
+    @classmethod
+    def typestr(cls) -> str:
+        """The name that Orbax stores with every step."""
+        return HANDLER
+
+    async def async_save(self, directory: Path, args: "SaveDocument") -> list[ocp_future.Future]:
+        """Starts the work; Orbax waits for it before it makes the step visible."""
+        return [
+            ocp_future.CommitFutureAwaitingContractedSignals(
+                self._write(directory, args), name="phijax_rng_document"
+            )
+        ]
+
+    async def _write(self, directory: Path, args: "SaveDocument") -> None:
+        # Hashing takes every core, so it starts only when `save` has returned and training continues.
+        args.returned.wait()
+        self.save(directory, args)
+        if args.abandoned:
+            raise InterruptedError("the run left before this save was complete")
+
+    def save(self, directory: Path, args: "SaveDocument") -> None:
+        """Does the work at once."""
+        # Every process calls this; two writers of one file on a shared disk could tear it.
+        if args.is_writer:
+            # First: what a document names is there before it.
+            args.row_files.write(args.rows)
+            (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
+        args.release()
+
+    def restore(self, directory: Path, args: object = None) -> object:
+        """Reads the document; Orbax calls it for whoever restores the item through its own manager."""
+        return json.loads((directory / DOCUMENT_FILE).read_text())
+
+
+@ocp.args.register_with_handler(DocumentHandler, for_save=True)
+@dataclasses.dataclass
+class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What the document is made of. Holding the arrays keeps their bits from being donated away.
+
+    Attributes:
+        parts: the leaves of the state.
+        arrays: the stored arrays of each part, by number.
+        stored: the same, as the state has them.
+        step: the number of the step.
+        parent: number and SHA-256 of the document that this step continues, or `None`.
+        contract: plain data.
+        memory: plain data, with the last row of each table.
+        tables: the files with the other rows of each table.
+        rows: the text of those files that are new, by name.
+        row_files: where they are written.
+        sha256: the seal, once the document is written.
+        returned: set when the call that started the save has returned.
+        is_writer: whether this process writes the document.
+        abandoned: whether the save is not to become visible any more.
+    """
+
+    parts: Parts
+    arrays: Mapping[str, Arrays]
+    step: int
+    parent: dict[str, Any] | None
+    contract: dict[str, Any]
+    memory: dict[str, Any]
+    tables: dict[str, Files]
+    rows: dict[str, bytes]
+    row_files: RowFiles
+    sha256: str | None = None
+    returned: threading.Event = dataclasses.field(default_factory=threading.Event)
+    is_writer: bool = True
+    abandoned: bool = False
+    stored: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stored = self.arrays
+        # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
+        # the state instead of writing into it.
+        self.arrays = {
+            part: {name: np.asarray(array) for name, array in stored_leaves.readable(stored).items()}
+            for part, stored in self.arrays.items()
+        }
+        self.is_writer = processes.is_primary()
+
+    def document(self) -> dict[str, Any]:
+        """The document, sealed with its SHA-256."""
+        described = stored_leaves.described(self.parts, self.arrays)
+        bound = {
+            "schema": SCHEMA,
+            "step": self.step,
+            "parent": self.parent,
+            **described,
+            "tables": self.tables,
+        }
+        document = dumps({**bound, "contract": self.contract, "memory": self.memory})
+        self.sha256 = document["sha256"]
+        return document
+
+    def release(self) -> None:
+        """Lets go of arrays and rows: the seal is needed until the next save, and they are large."""
+        self.parts, self.arrays, self.rows = {}, {}, {}
+
+
+@ocp.args.register_with_handler(DocumentHandler, for_restore=True)
+@dataclasses.dataclass
+class RestoreDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """Orbax registers a handler only with arguments for both directions."""
 
 
 class StepWriter:
