@@ -4,13 +4,14 @@ import os
 import re
 import shutil
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from phijax_rng import Checkpoints, TrainState, keys
+from phijax_rng import Checkpoints, CSVHistory, TrainState, keys
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, DirectoryInUseError, SaveError
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -669,3 +670,19 @@ def test_a_save_that_is_interrupted_leaves_no_thread_waiting(tmp_path, monkeypat
         checkpoints.save(state_with({"w": jnp.ones(3)}, step=1))
     checkpoints.close()
     assert checkpoints.steps == (0, 1)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket/run", "file:///run", "HDFS://host/run"])
+def test_an_address_never_becomes_a_folder(address, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (Checkpoints, CSVHistory):
+        with pytest.raises(ValueError, match="must be in a file system of this machine, got the address"):
+            make(kind(address))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["s3:", "a:b", "run:x", "./s3:/x"])
+def test_a_colon_alone_makes_no_address(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Checkpoints(name).directory == tmp_path / name

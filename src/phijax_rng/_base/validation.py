@@ -15,6 +15,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -257,6 +258,26 @@ def path(value: object, name: str, *, fix: str) -> str:
     given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(given, str) or not given or "\0" in given:
         raise TypeError(f"{name} must be a path, got {formatted(value)}. {fix}")
+    return given
+
+
+# Of two letters or more, for the drives of Windows; `Path("s3://bucket")` has one slash.
+_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(value: object, name: str, *, fix: str) -> str:
+    """`value` as text, if it is a path in a file system of this machine.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it is the address of something else, which would become a folder called `s3:`.
+    """
+    given = path(value, name, fix=fix)
+    if _ADDRESS.match(given):
+        raise ValueError(
+            f"{name} must be in a file system of this machine, got the address {given!r}. "
+            "Mount it and pass a path, or write here and copy."
+        )
     return given
 
 

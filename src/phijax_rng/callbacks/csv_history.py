@@ -41,7 +41,7 @@ class CSVHistory:
     timing: bool = False
 
     def __post_init__(self) -> None:
-        validation.path(self.path, "path", fix="Name the file.")
+        validation.local_path(self.path, "path", fix="Name the file.")
         validation.positive(self.every_n_steps, "every_n_steps")
         validation.flag(self.timing, "timing")
 

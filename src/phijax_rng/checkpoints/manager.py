@@ -71,7 +71,7 @@ class Checkpoints:
         asynchronous: bool = True,
     ):
         """Nothing is created or read before the first save or restore."""
-        where = validation.path(directory, "directory", fix="Pass the directory of the run.")
+        where = validation.local_path(directory, "directory", fix="Pass the directory of the run.")
         # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
         self._schedule = Schedule(every_n_steps, every_minutes)
