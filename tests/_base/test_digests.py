@@ -80,7 +80,7 @@ PINNED = "a70552f72afcf8886f1160ad172823bfbf44c247195ee1a88ae4dbe4d2a469cb"
 
 
 def test_blocks_do_not_hide_a_change(monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 16)
     rows = np.arange(64, dtype=np.float32)
     changed = rows.copy()
     changed[37] = -1
@@ -89,7 +89,7 @@ def test_blocks_do_not_hide_a_change(monkeypatch):
 
 def test_no_more_threads_hash_than_the_process_has_cores(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: {3, 5})
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 2**16)
     monkeypatch.setattr(module, "_AHEAD_BYTES", 2**18)
     hashing, sha256 = set(), module._sha256
 

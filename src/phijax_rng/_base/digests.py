@@ -14,16 +14,17 @@ False
 
 import collections
 import concurrent.futures
+import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-_BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 8 * 2**20
 
 # Starting a thread costs more than hashing the first; so much is read ahead of the hashing.
 _LEAST_BYTES, _AHEAD_BYTES = 2**16, 256 * 2**20
@@ -79,6 +80,30 @@ def _spread(array: Any) -> np.ndarray[Any, Any]:
     return np.stack([np.asarray(array[int(row)]) for row in rows])
 
 
+@dataclasses.dataclass(frozen=True)
+class Digested:
+    """A leaf that is known by its header and the digests of its blocks."""
+
+    header: bytes
+    blocks: Sequence[bytes]
+
+
+def digest_blocks(blocks: Iterable[tuple[int, np.ndarray[Any, Any]]]) -> dict[int, bytes]:
+    """Number -> the SHA-256 of each block; of one above `BLOCK_BYTES`, that of those of its parts."""
+    with _Hashers() as hashers:
+        found = hashers.of((str(number), block) for number, block in blocks)
+        return {int(name): _as_one(*parts) for name, _, parts in found}
+
+
+def _as_one(first: bytes, *others: bytes) -> bytes:
+    return hashlib.sha256(b"".join((first, *others))).digest() if others else first
+
+
+def header_of(dtype: object, shape: Sequence[int]) -> bytes:
+    """What a digest knows of an array besides its bytes."""
+    return f"{dtype}{list(shape)}".encode()
+
+
 class _Hashers:
     """Threads that hash blocks, at most one for each core that this process may use."""
 
@@ -96,9 +121,11 @@ class _Hashers:
         """Path, header, and the digest of each block, leaf by leaf."""
         ahead: collections.deque[tuple[int, tuple[str, bytes, Iterator[bytes]]]] = collections.deque()
         for path, leaf in named:
-            dtype, array = _host_bytes(leaf)
-            header = f"{dtype}{list(array.shape)}".encode()
-            ahead.append((array.nbytes, (path, header, self._hashed(array))))
+            if isinstance(leaf, Digested):
+                ahead.append((0, (path, leaf.header, iter(leaf.blocks))))
+            else:
+                dtype, array = _host_bytes(leaf)
+                ahead.append((array.nbytes, (path, header_of(dtype, array.shape), self._hashed(array))))
             # Not all leaves at once: of an array on a device this holds a copy.
             while sum(size for size, _ in ahead) > _AHEAD_BYTES and len(ahead) > 1:
                 yield ahead.popleft()[1]
@@ -109,7 +136,7 @@ class _Hashers:
         # A view of unsigned bytes, since bfloat16 and its like do not export a buffer. Dtypes such as int4
         # take one byte for each element in NumPy.
         flat = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        blocks = [flat[start : start + _BLOCK_BYTES] for start in range(0, len(flat), _BLOCK_BYTES)]
+        blocks = [flat[start : start + BLOCK_BYTES] for start in range(0, len(flat), BLOCK_BYTES)]
         if len(flat) < _LEAST_BYTES:
             return iter([_sha256(block) for block in blocks])
         if self._pool is None:

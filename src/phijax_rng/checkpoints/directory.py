@@ -350,7 +350,8 @@ class RunDirectory:
     def _verified(self, step: int, parts: Parts, document: Mapping[str, Any]) -> dict[str, list[jax.Array]]:
         arrays = stored_leaves.read_arrays(self.path / str(step) / STATE, parts)
         for part, leaves in parts.items():
-            digest = stored_leaves.digest_stored(leaves, stored_leaves.readable(arrays[part]))
+            found = stored_leaves.verifiable(arrays[part], document.get("tiles", {}).get(part, {}))
+            digest = stored_leaves.digest_stored(leaves, found)
             if digest != document["digests"][part]:
                 raise DamagedCheckpointError(
                     f"{part} of {self.where(step)} does not match its SHA-256: it was damaged or edited. "

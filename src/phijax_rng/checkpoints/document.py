@@ -44,6 +44,7 @@ _SHAPE: dict[Any, Any] = {
     "schema": int,
     "leaves": {"model_state": _LEAVES, "rest": _LEAVES},
     "digests": {"model_state": str, "rest": str},
+    "tiles?": {"model_state": {...: [int]}, "rest": {...: [int]}},
     "contract": {
         "keys?": {"root?": (str, None), ...: _ANY},
         **dict.fromkeys(("source?", "training?", "versions?", "settings?", "machine?", "contents?"), _OBJECT),

@@ -6,7 +6,7 @@ dtype that was saved, or the restore raises.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,8 +17,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from phijax_rng import keys
-from phijax_rng._base.digests import digest_leaves
-from phijax_rng.devices import processes
+from phijax_rng._base.digests import Digested, digest_leaves
+from phijax_rng.checkpoints import split_leaves
+from phijax_rng.checkpoints.split_leaves import Snapshot
 from phijax_rng.errors import CheckpointMismatchError
 from phijax_rng.state import TrainState
 
@@ -154,10 +155,43 @@ def describe(parts: Parts) -> dict[str, list[list[Any]]]:
     }
 
 
-def described(parts: Parts, arrays: Mapping[str, Arrays]) -> dict[str, Any]:
-    """Leaves and digests of a state, for its document."""
-    digests = {part: digest_stored(leaves, arrays[part]) for part, leaves in parts.items()}
-    return {"leaves": describe(parts), "digests": digests}
+def described(parts: Parts, arrays: Mapping[str, Mapping[str, Any]], save: str) -> dict[str, Any]:
+    """Leaves and digests of a state, for its document.
+
+    Args:
+        parts: the leaves.
+        arrays: from `snapshot`; with several processes, all of them call this.
+        save: a name of this save, no other of this run.
+    """
+    split = digested_tiles(arrays, save)
+    digests = {part: digest_stored(leaves, {**arrays[part], **split[part]}) for part, leaves in parts.items()}
+    # Only where a leaf is split: other documents do not change.
+    tiles = {part: {name: list(arrays[part][name].tile) for name in found} for part, found in split.items()}
+    return {
+        "leaves": describe(parts),
+        "digests": digests,
+        **({"tiles": tiles} if any(tiles.values()) else {}),
+    }
+
+
+def digested_tiles(arrays: Mapping[str, Mapping[str, Any]], save: str) -> dict[str, dict[str, Digested]]:
+    """What the digests of split arrays are made of; with several processes, all of them call this."""
+    return {
+        part: {
+            name: array.digested(f"{save}/{part}/{name}")
+            for name, array in named.items()
+            if isinstance(array, Snapshot)
+        }
+        for part, named in arrays.items()
+    }
+
+
+def snapshot(arrays: Arrays) -> dict[str, Any]:
+    """The arrays on the host, as this process has them: those that are split over devices in tiles."""
+    return {
+        name: Snapshot.of(array) if split_leaves.is_split(array) else np.asarray(array)
+        for name, array in arrays.items()
+    }
 
 
 def stored_arrays(leaves: list[Leaf]) -> dict[str, Array]:
@@ -165,12 +199,12 @@ def stored_arrays(leaves: list[Leaf]) -> dict[str, Array]:
     return {leaf.name: leaf.array() for leaf in leaves if leaf.is_stored}
 
 
-def digest_stored(leaves: list[Leaf], arrays: Arrays) -> str:
+def digest_stored(leaves: list[Leaf], arrays: Mapping[str, Any]) -> str:
     """The digest of a part: path, type and shape of every leaf, and the stored bits."""
     return digest_leaves([(f"{leaf.path}:{leaf.dtype}", _stored(leaf, arrays)) for leaf in leaves])
 
 
-def _stored(leaf: Leaf, arrays: Arrays) -> Array:
+def _stored(leaf: Leaf, arrays: Mapping[str, Any]) -> Any:
     # Any dtype serves for an array without elements: the leaf's own enters the digest by its path.
     return arrays[leaf.name] if leaf.is_stored else np.empty(leaf.shape, np.uint8)
 
@@ -194,9 +228,14 @@ def read_arrays(path: Path, parts: Parts) -> dict[str, dict[str, jax.Array]]:
     return {part: arrays.get(part, {}) for part in parts}
 
 
-def readable(arrays: Arrays) -> dict[str, Any]:
-    """Arrays that this process can read; with several processes, each of them must call this."""
-    return {name: processes.gather(array) for name, array in arrays.items()}
+def verifiable(arrays: Mapping[str, Any], tiles: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What `digest_stored` takes for restored arrays; with several processes, all of them call this.
+
+    Args:
+        arrays: by number.
+        tiles: number -> the shape of the tiles of those that were split.
+    """
+    return {name: split_leaves.verifiable(array, tiles.get(name)) for name, array in arrays.items()}
 
 
 def misdescribed(path: Path, saved: Mapping[str, Any]) -> str | None:

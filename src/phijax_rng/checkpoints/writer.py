@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -80,6 +81,8 @@ class DocumentHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
             # First: what a document names is there before it.
             args.row_files.write(args.rows)
             (directory / DOCUMENT_FILE).write_text(json.dumps(args.document()))
+        else:
+            args.send_digests()
         args.release()
 
     def restore(self, directory: Path, args: object = None) -> object:
@@ -107,6 +110,7 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         returned: set when the call that started the save has returned.
         is_writer: whether this process writes the document.
         abandoned: whether the save is not to become visible any more.
+        number: of this save, the same in every process.
     """
 
     parts: Parts
@@ -123,20 +127,20 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
     is_writer: bool = True
     abandoned: bool = False
     stored: Mapping[str, Arrays] = dataclasses.field(default_factory=dict)
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.stored = self.arrays
         # A view of the host's memory on CPU, a copy from other devices; while it lives, XLA copies
         # the state instead of writing into it.
-        self.arrays = {
-            part: {name: np.asarray(array) for name, array in stored_leaves.readable(stored).items()}
-            for part, stored in self.arrays.items()
-        }
+        self.arrays = {part: stored_leaves.snapshot(stored) for part, stored in self.stored.items()}
         self.is_writer = processes.is_primary()
+        # The same in every process, and another for each save: under it they exchange digests.
+        (self.number,) = processes.broadcast(secrets.randbelow(2**31))
 
     def document(self) -> dict[str, Any]:
         """The document, sealed with its SHA-256."""
-        described = stored_leaves.described(self.parts, self.arrays)
+        described = stored_leaves.described(self.parts, self.arrays, self.save_name)
         bound = {
             "schema": SCHEMA,
             "step": self.step,
@@ -147,6 +151,15 @@ class SaveDocument(ocp.args.CheckpointArgs):  # type: ignore[misc]
         document = dumps({**bound, "contract": self.contract, "memory": self.memory})
         self.sha256 = document["sha256"]
         return document
+
+    @property
+    def save_name(self) -> str:
+        """Tells this save from all others of the same processes."""
+        return f"phijax_rng/{self.step}/{self.number}"
+
+    def send_digests(self) -> None:
+        """What a process does that does not write: it hashes what it has of split arrays."""
+        stored_leaves.digested_tiles(self.arrays, self.save_name)
 
     def release(self) -> None:
         """Lets go of arrays and rows: the seal is needed until the next save, and they are large."""

@@ -13,8 +13,9 @@ In one process every function here returns its argument without communication.
 """
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -177,6 +178,34 @@ def gather(leaf: T) -> T | np.ndarray[Any, Any]:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return leaf
     return multihost_utils.process_allgather(leaf, tiled=True)
+
+
+def gathered_part(array: jax.Array, bounds: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """A part of an array that several processes have; all of them call this.
+
+    Args:
+        array: on a mesh.
+        bounds: start and stop along each axis.
+    """
+    starts = tuple(np.int32(start) for start, _ in bounds)
+    sizes = tuple(stop - start for start, stop in bounds)
+    sharding = array.sharding
+    assert isinstance(sharding, jax.sharding.NamedSharding)
+    everywhere = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return np.asarray(_cut(everywhere)(array, starts, sizes))
+
+
+@functools.lru_cache(maxsize=8)
+def _cut(sharding: Sharding) -> Callable[..., jax.Array]:
+    # The starts are arguments, so that one program serves all parts of a size.
+    return jax.jit(jax.lax.dynamic_slice, static_argnums=2, out_shardings=sharding)
+
+
+def merged(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The largest entry of all processes at each place; all of them must call it."""
+    if not is_multiprocess():
+        return array
+    return np.asarray(multihost_utils.process_allgather(array)).max(axis=0)
 
 
 def to_local(tree: T) -> T:
