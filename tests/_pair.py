@@ -120,6 +120,18 @@ def agreements() -> None:
     print("seed", result.seed == _devices.fit(3, seed=result.seed, devices="auto")[0].seed)
 
 
+def own_directories(folder: str) -> None:
+    """A run whose directory is another one in each process, as on disks of two hosts."""
+    from phijax_rng.checkpoints import lock
+    from tests import _devices
+
+    lock._LOOKS = 3
+    own = Path(folder) / str(jax.process_index())
+    for _ in range(2):  # nothing stays locked
+        _refused(lambda: _devices.fit(3, devices="auto", directory=own))
+    print(sorted(path.name for path in own.glob("*")))
+
+
 def batches() -> None:
     """Fifty batches of the compiled loop beside those of one device; the steps after the first guarded."""
     from phijax_rng import keys

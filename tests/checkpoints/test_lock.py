@@ -150,42 +150,6 @@ def test_nothing_is_written_to_what_is_no_lock_file(tmp_path, kind):
     assert target.read_text() == "kept"
 
 
-class TestWithoutFlock:
-    """A file system that has no locks."""
-
-    @pytest.fixture(autouse=True)
-    def no_flock(self, monkeypatch):
-        def missing(*arguments, **options):
-            raise OSError(errno.ENOSYS, "Function not implemented")
-
-        monkeypatch.setattr(filelock, "lock_descriptor", missing)
-
-    def test_a_second_writer_raises_and_names_the_owner(self, tmp_path):
-        owner, other = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
-        owner.acquire()
-        owner.acquire()
-        path = tmp_path / ".phijax_rng.owner"
-        message = f"is in use by process {os.getpid()}, as {path} says (delete it if that has ended). "
-        with pytest.raises(DirectoryInUseError, match=re.escape(message)):
-            other.acquire()
-        owner.release()
-        other.acquire()
-        other.release()
-        assert not path.exists()
-
-    def test_a_dead_owner_of_this_host_does_not_keep_it(self, tmp_path):
-        code = (
-            "import filelock, os, sys\n"
-            "lock = filelock.SoftFileLock(sys.argv[1])\n"
-            "lock.acquire()\n"
-            "os.kill(os.getpid(), 9)\n"
-        )
-        path = tmp_path / ".phijax_rng.owner"
-        subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-        assert path.exists()
-        DirectoryLock(tmp_path).acquire()
-
-
 def test_other_errors_of_the_lock_are_raised_and_close_the_file(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise OSError(errno.EIO, "Input/output error")

@@ -38,7 +38,7 @@ from phijax_rng.checkpoints import foreign, stored_leaves
 from phijax_rng.checkpoints.directory import Restoration, RunDirectory
 from phijax_rng.checkpoints.document import TABLES, Files, Parents, RowFiles, Table, require_contract, split
 from phijax_rng.checkpoints.keep_best import KeepBest
-from phijax_rng.checkpoints.lock import DirectoryLock
+from phijax_rng.checkpoints.lock import KINDS, DirectoryLock, require_shared
 from phijax_rng.checkpoints.writer import Retention, SaveDocument, Schedule, StepWriter
 from phijax_rng.devices import processes
 from phijax_rng.errors import DirectoryInUseError
@@ -58,6 +58,9 @@ class Checkpoints:
             Saves at multiples of `every_n_steps` with a finite number of this name compete; of two equal ones
             the earlier wins.
         asynchronous: whether `save` returns before the files are written.
+        lock: what keeps a second job out: `"file"`, a lock of the operating system; `"lease"`, a lease beside
+            it, for disks whose locks other hosts do not see; `"auto"`, a lease on network file systems and
+            where there are no locks.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Checkpoints:
         max_to_keep: int | None = 3,
         keep_best: tuple[str, int] | tuple[str, int, str] | None = None,
         asynchronous: bool = True,
+        lock: str = "auto",
     ):
         """Nothing is created or read before the first save or restore."""
         where = validation.local_path(directory, "directory", fix="Pass the directory of the run.")
@@ -82,8 +86,8 @@ class Checkpoints:
         self.asynchronous = validation.flag(asynchronous, "asynchronous")
         self._run = RunDirectory(self.directory)
         self._retention = Retention(self._run, self.max_to_keep, self._best)
-        self._writer = StepWriter(self._run, asynchronous=self.asynchronous)
-        self._lock = DirectoryLock(self.directory)
+        self._lock = DirectoryLock(self.directory, validation.one_of(lock, "lock", KINDS))
+        self._writer = StepWriter(self._run, self._lock.check, asynchronous=self.asynchronous)
         self._locked_by: int | None = None
         self._depth = 0
         self._in_fit = threading.Lock()
@@ -326,12 +330,18 @@ class Checkpoints:
         processes.broadcast(0)  # every process sees the new step before one of them deletes an old one
         going = self._retention.not_kept()
         processes.broadcast(0)  # and nobody deletes while another still lists
-        if processes.is_primary():
+        if processes.is_primary() and self._is_ours():
             self._retention.delete(going)
             if going:
                 self._row_files.delete_unnamed(self._run.all_documents)
         if going:
             self._writer.reload()
+
+    def _is_ours(self) -> bool:
+        with contextlib.suppress(DirectoryInUseError, OSError):
+            self._lock.check()
+            return True
+        return False  # the next save raises
 
     def close(self) -> None:
         """Waits, and releases the directory. The object can be used again."""
@@ -353,6 +363,11 @@ class Checkpoints:
             return
         # The first process locks for all: on one host the others would find the directory in use by it.
         processes.run_on_primary(self._lock.acquire)
+        try:
+            require_shared(self.directory)
+        except ValueError:
+            self._lock.release()
+            raise
         self._locked_by = os.getpid()
 
     @property
@@ -402,6 +417,7 @@ class Checkpoints:
     def supersede_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
+        self._lock.check()
         later = self._run.set_aside_after(step)
         if later:  # they may be saved again, with other numbers
             self._retention.forget()

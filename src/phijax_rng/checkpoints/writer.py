@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from phijax_rng._base.background import Worker
 from phijax_rng.checkpoints import stored_leaves
 from phijax_rng.checkpoints.directory import STATE, RunDirectory, StepGoneError
 from phijax_rng.checkpoints.document import DOCUMENT, DOCUMENT_FILE, HANDLER, SCHEMA, Files, RowFiles, dumps
+from phijax_rng.checkpoints.fenced_path import fenced_path
 from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.checkpoints.stored_leaves import Arrays, Parts
 from phijax_rng.devices import processes
-from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, SaveError
+from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, DirectoryInUseError, SaveError
 
 _log = logging.getLogger("phijax_rng")
 
@@ -178,13 +179,19 @@ class StepWriter:
     Attributes:
         in_flight: what is being saved, or `None`.
         manager: that of Orbax; `None` unless there was a save since the last `close`.
+
+    Before anything becomes visible, `require_lock` raises if the directory is another job's by now.
     """
 
-    def __init__(self, run: RunDirectory, *, asynchronous: bool):
+    def __init__(self, run: RunDirectory, require_lock: Callable[[], None], *, asynchronous: bool):
         self._run = run
+        self._require_lock = require_lock
         self._asynchronous = asynchronous
         self.manager: ocp.CheckpointManager | None = None
         self.in_flight: SaveDocument | None = None
+
+    def _save_number(self) -> int:
+        return self.in_flight.number if self.in_flight else 0
 
     def start(self, document: SaveDocument) -> None:
         """Starts a save.
@@ -197,6 +204,8 @@ class StepWriter:
         self.in_flight = document
         _unfinished[self] = os.getpid()
         try:
+            # A new manager of Orbax removes unfinished saves, which may be the other job's.
+            processes.run_on_primary(self._require_lock)
             self._save(document)
         except Exception as error:
             raise self.error(document.step, error) from error
@@ -262,8 +271,10 @@ class StepWriter:
         with contextlib.suppress(Exception):
             self.close()
         kept = "unknown, since the directory cannot be read"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, DirectoryInUseError):
+            self._require_lock()
             self._run.clear_leftovers()
+        with contextlib.suppress(OSError):
             kept = validation.shown(self._run.steps) or "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
         return SaveError(
@@ -283,6 +294,7 @@ class StepWriter:
                     # Where a directory cannot be made, writers that wait for it would keep the process from
                     # ending.
                     async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+                    temporary_path_class=fenced_path(self._require_lock, self._save_number),
                     cleanup_tmp_directories=True,  # of a killed save; the lock says that nobody writes them
                 ),
             )
