@@ -24,6 +24,7 @@ from phijax_rng import (
     initialize_train_state,
     keys,
 )
+from phijax_rng.devices.placement import resolve
 from phijax_rng.errors import NonFiniteError
 from phijax_rng.sampling.geometry import Box
 from phijax_rng.training import donation
@@ -32,7 +33,6 @@ from tests import _problems
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._fit import Samplers, fit, resumed
 from tests._selection import mostly_full
-from tests._subprocess import EIGHT_DEVICES, run_python
 from tests.training import test_guard, test_loop
 
 
@@ -356,38 +356,39 @@ def test_the_states_of_a_run_do_not_pile_up(usual):
     assert len(set(seen[1:])) == 1, seen
 
 
-@pytest.mark.full
-def test_a_state_that_is_split_over_devices_is_updated_in_place():
-    run_python(
-        """
-        import jax, numpy as np, optax
-        from phijax_rng.training import donation
-        from phijax_rng.testing import first_difference
-        from phijax_rng import TrainLoop
-        from phijax_rng.devices.placement import resolve
-        from tests import _devices, _problems
+def by_rows(state):
+    """Splits what has rows for eight devices."""
+    split = jax.sharding.PartitionSpec("data")
+    return jax.tree.map(lambda leaf: split if leaf.ndim == 2 and leaf.shape[0] % 8 == 0 else None, state)
 
-        donation.LARGE_BYTES = donation._LEAST_BYTES = 0
-        problem = _problems.heat()
-        ends = []
-        for count in (1, 8):
-            loop = TrainLoop(
-                problem.train_step,
-                problem.state(),
-                problem.source(),
-                placement=resolve(count, shardings=_devices.rows_split),
-            )
-            whole = loop.run(loop.place(problem.state()), 9).state
-            state = loop.owned(problem.state)
-            for stop in (4, 9):
-                state = loop.run(state, stop, donate=True).state
-            assert first_difference(state, whole) is None
-            if count == 8:
-                alias = loop._executable.memory_analysis().alias_size_in_bytes
-                assert alias > 0
-            ends.append(jax.tree.map(np.asarray, state.model_state))
-        for here, there in zip(*map(jax.tree.leaves, ends), strict=True):
-            np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
-        """,
-        env=EIGHT_DEVICES,
-    )
+
+def split_in_place():
+    """Trains on eight devices, in calls of several lengths, and looks at the memory of the program."""
+    donation.LARGE_BYTES = donation._LEAST_BYTES = 0
+    step = LossTrainStep(LossModule(_wide, _deep, batch_keys=("data",)), optax.adam(1e-3))
+    state = initialize_train_state(_wide(jax.random.key(0)), step.optimizer, {}, keys.split_root(0))
+    source = PoolDataModule({"data": {"inputs": np.ones((16, 2), np.float32)}}, {"data": 8})
+    source = source.train_batch_source(("data",), state.sampling_key)
+    ends = []
+    for options in ({"devices": 1}, {"devices": 8}, {"devices": 8, "shardings": by_rows}):
+        loop = TrainLoop(step, state, source, placement=resolve(**options))
+        whole = loop.run(loop.place(state), 6).state
+        own = loop.owned(lambda: state)
+        for stop in (2, 6):
+            own = loop.run(own, stop, donate=True).state
+        assert_trees_bitwise_equal(own, whole, dict_order=False)
+        found = loop._executable.memory_analysis()
+        print(found.temp_size_in_bytes / found.alias_size_in_bytes)
+        ends.append(jax.tree.map(np.asarray, own.model_state))
+    for end in ends[1:]:
+        for here, there in zip(*map(jax.tree.leaves, (end, ends[0])), strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_state_that_is_split_over_devices_is_updated_in_place(in_eight):
+    more = [float(line) for line in in_eight(split_in_place).splitlines()]
+    # The gradient, and on several devices its sum; a second state would be 1 more.
+    assert more[0] < 0.6 and more[1] < 0.8, more
+    # Of the split state an eighth is on each device, and the gradient of all rows.
+    assert more[2] < 3, more
