@@ -36,7 +36,7 @@ jaxtyping.install_import_hook(
     "tests._typechecks.checked",
 )
 
-KEY_REUSE_CHECKED = ("test_loop", "test_trainer")
+KEY_REUSE_CHECKED = ("test_loop", "test_trainer", "test_donation")
 """Modules whose tests run under JAX's key-reuse checks; examples are given them by environment."""
 
 # A compilation of seconds may fall into any example, so there is no deadline. The rest is what

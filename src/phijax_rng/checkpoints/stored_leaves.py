@@ -189,9 +189,14 @@ def digested_tiles(arrays: Mapping[str, Mapping[str, Any]], save: str) -> dict[s
 def snapshot(arrays: Arrays) -> dict[str, Any]:
     """The arrays on the host, as this process has them: those that are split over devices in tiles."""
     return {
-        name: Snapshot.of(array) if split_leaves.is_split(array) else np.asarray(array)
+        name: Snapshot.of(array) if split_leaves.is_split(array) else np.asarray(_on_one_device(array))
         for name, array in arrays.items()
     }
+
+
+def _on_one_device(array: Array) -> Array:
+    # The object that Orbax reads too: an array keeps its copy on the host, so there is one.
+    return array.addressable_shards[0].data if isinstance(array, jax.Array) else array
 
 
 def stored_arrays(leaves: list[Leaf]) -> dict[str, Array]:

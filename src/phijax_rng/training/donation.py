@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ import numpy as np
 from phijax_rng import keys
 from phijax_rng.devices import processes
 from phijax_rng.state import TrainState
+
+T = TypeVar("T")
 
 LARGE_BYTES = 64 * 2**20
 """Bytes of model and optimizer state from which on a state is updated in place; see `docs/decisions.md`."""
@@ -84,6 +86,14 @@ class Donation:
             del leaf  # or the next copy is made while this array still exists
         state: TrainState = jax.tree.unflatten(self.structure, leaves)
         return state
+
+
+def with_cloned_keys(tree: T) -> T:
+    """The same bits, with keys that JAX's check of key reuse takes for others.
+
+    An update that is made twice, or not at all, uses its keys twice or once, and always for the same numbers.
+    """
+    return jax.tree.map(lambda leaf: jax.random.clone(leaf) if keys.is_typed_key(leaf) else leaf, tree)
 
 
 def _pointers(array: jax.Array) -> list[int]:

@@ -26,7 +26,7 @@ from phijax_rng.state import TrainState, advance
 from phijax_rng.training import guard
 from phijax_rng.training.adaptive_refresh import CheckedRefresh, Refresh
 from phijax_rng.training.balancing.adapter import stays_finite
-from phijax_rng.training.donation import Donation
+from phijax_rng.training.donation import Donation, with_cloned_keys
 from phijax_rng.training.module import StepOutput
 from phijax_rng.training.prefetch import TracedSource, in_program
 from phijax_rng.training.recorded_step import RecordedStep
@@ -253,7 +253,7 @@ def _guarded(
     # that keeps the state is the first by number and decides the order of the operands; XLA writes over them
     # only where that is the order of the results (measured: otherwise it copies the state).
     following = jax.lax.cond(~halts, lambda: parts.constrain(update()[0]), lambda: state)
-    return following, [*losses, *diagnostics, *balanced, finite], turned, halts
+    return with_cloned_keys(following), [*losses, *diagnostics, *balanced, finite], turned, halts
 
 
 def _left_out(parts: Parts, state: TrainState, leaves: Tree) -> TrainState:

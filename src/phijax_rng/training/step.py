@@ -23,6 +23,7 @@ from phijax_rng.training.averaging import averaged, optimizer_part
 from phijax_rng.training.balancing.adapter import AdaptedBalancer, adapt_balancer
 from phijax_rng.training.balancing.protocol import LossBalancer
 from phijax_rng.training.balancing.weights import fraction
+from phijax_rng.training.donation import with_cloned_keys
 from phijax_rng.training.microbatches import evaluated
 from phijax_rng.training.module import LossModule, StepOutput
 from phijax_rng.training.optimizer_call import (
@@ -154,7 +155,7 @@ class LossTrainStep:
             return optimizer_update(
                 self.optimizer,
                 grads,
-                kept,
+                with_cloned_keys(kept),
                 params,
                 value=total,
                 value_fn=counted(lambda params: objective(params)[0]),
