@@ -294,6 +294,30 @@ def test_disks_of_other_hosts_are_told_by_their_type(tmp_path):
     assert not is_shared("/home/me", tmp_path / "missing")
 
 
+def test_leaving_at_once_waits_for_no_disk(tmp_path, locks_that_lie, monkeypatch):
+    answers = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_module, "_SECONDS_TO_LEAVE", 0.05)
+        lock = DirectoryLock(tmp_path, "lease")
+        lock.acquire()
+        write = Lease._write
+        patch.setattr(Lease, "_write", lambda *arguments: answers.wait() and write(*arguments))
+        lock.release(at_once=True)  # returns
+        answers.set()
+
+
+def test_a_save_that_was_left_alone_does_not_land_after_the_release(tmp_path, locks_that_lie):
+    lock = DirectoryLock(tmp_path, "lease")
+    lock.check()  # another process of the run may have it
+    lock.acquire()
+    lock.release()
+    with pytest.raises(DirectoryInUseError, match="was released"):
+        lock.check()
+    lock.acquire()
+    lock.check()
+    lock.release()
+
+
 @pytest.mark.full
 def test_processes_with_directories_of_their_own_are_refused(tmp_path):
     for output in _pair.run_pair(_pair.own_directories, tmp_path):

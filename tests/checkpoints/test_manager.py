@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from phijax_rng import Checkpoints, CSVHistory, TrainState, keys
+from phijax_rng.callbacks import TensorBoardLogger
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, DirectoryInUseError, SaveError
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -676,7 +677,7 @@ def test_a_save_that_is_interrupted_leaves_no_thread_waiting(tmp_path, monkeypat
 @pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket/run", "file:///run", "HDFS://host/run"])
 def test_an_address_never_becomes_a_folder(address, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for make in (Checkpoints, CSVHistory):
+    for make in (Checkpoints, CSVHistory, TensorBoardLogger):
         with pytest.raises(ValueError, match="must be in a file system of this machine, got the address"):
             make(kind(address))
     assert list(tmp_path.iterdir()) == []

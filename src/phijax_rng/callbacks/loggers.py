@@ -46,7 +46,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_n_steps: int = 100):
-        self.directory = validation.path(directory, "directory", fix="Name where the event files go.")
+        self.directory = validation.local_path(directory, "directory", fix="Name where the event files go.")
         self.every_n_steps = validation.positive(every_n_steps, "every_n_steps")
         self._writer: _Writer | None = None
 

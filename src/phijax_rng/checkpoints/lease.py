@@ -94,6 +94,10 @@ class Lease:
             OSError: it cannot be renewed, and is no longer trusted.
         """
         if not self.is_held:
+            if self._token:  # a save that was left alone may not become visible after the release
+                raise DirectoryInUseError(
+                    f"{self._folder.parent} was released. Lock it again to write to it."
+                )
             return
         try:
             self._renew()
@@ -114,10 +118,18 @@ class Lease:
 
     def forget(self) -> None:
         """In a forked child: it is the parent's."""
-        self._mutex, self._stop, self._generation = threading.RLock(), threading.Event(), None
+        self._mutex, self._stop = threading.RLock(), threading.Event()
+        self._generation, self._token = None, ""
 
     def _free_generation(self) -> int:
         found, since = self._newest(), time.monotonic()
+        if not found.is_released:
+            _log.warning(
+                "waits up to %g s to see whether %s still writes to %s",
+                self.seconds,
+                found.owner,
+                self._folder.parent,
+            )
         while not found.is_released and time.monotonic() - since <= self.seconds:
             time.sleep(self.seconds / _LOOKS)
             before, found = found, self._newest()

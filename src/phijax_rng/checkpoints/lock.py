@@ -13,6 +13,7 @@ import secrets
 import socket
 import stat
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -36,6 +37,7 @@ _SHARED |= {"pvfs2", "panfs", "wekafs", "9p", "virtiofs", "fuse"}
 KINDS = ("auto", "file", "lease")
 
 _LONGEST_NOTE = 200
+_SECONDS_TO_LEAVE = 1.0
 
 # NFS shows a new file of another host after at most 60 s by default (`acdirmax`), mostly at once.
 _LOOKS = 300
@@ -139,9 +141,15 @@ class DirectoryLock:
         reason = "the lock file is a link or no file, so nothing is written to it. Delete it"
         return OSError(code, reason, str(self._path))
 
-    def release(self) -> None:
-        """Releases the lock, if this object has it."""
-        self._lease.release()
+    def release(self, *, at_once: bool = False) -> None:
+        """Releases the lock, if this object has it; `at_once` without a long wait for a disk that hangs."""
+        if at_once and self._lease.is_held:
+            # A lease that is not released in this time runs out.
+            releasing = threading.Thread(target=self._lease.release, daemon=True)
+            releasing.start()
+            releasing.join(_SECONDS_TO_LEAVE)
+        else:
+            self._lease.release()
         if self._file is not None:
             # Explicitly, since a child that was forked without Python's hooks still has the file open.
             with contextlib.suppress(OSError):

@@ -109,7 +109,7 @@ class Checkpoints:
             # once waits for nothing.
             self._writer.abandon()
             if outermost:
-                self._release()
+                self._release(at_once=issubclass(error, LeaveNow))
         elif outermost:
             self.close()
         else:
@@ -375,8 +375,8 @@ class Checkpoints:
         # By number, since the copy of this object in a forked process holds nothing.
         return self._locked_by == os.getpid()
 
-    def _release(self) -> None:
-        self._lock.release()
+    def _release(self, *, at_once: bool = False) -> None:
+        self._lock.release(at_once=at_once)
         self._locked_by = None
 
     def _is_copy_in_child(self) -> bool:
@@ -417,7 +417,8 @@ class Checkpoints:
     def supersede_after(self, step: int) -> list[int]:
         """Moves the steps above `step` to `superseded/`, out of the way of a run that starts there."""
         self.wait()
-        self._lock.check()
+        if self._is_locked:
+            self._lock.check()
         later = self._run.set_aside_after(step)
         if later:  # they may be saved again, with other numbers
             self._retention.forget()
