@@ -38,6 +38,14 @@ WINGS: dict[str, tuple[str, ...]] = {
         *("_base", *_ROOT, "training", "sampling", "devices", "checkpoints", "callbacks", "resume"),
         "auditing",
     ),
+    "replay": (
+        *("_base", *_ROOT, "training", "sampling", "devices", "checkpoints", "callbacks", "resume"),
+        "auditing",
+    ),
+    "cli": (
+        *("_base", *_ROOT, "determinism", "training", "sampling", "devices", "checkpoints", "callbacks"),
+        *("resume", "auditing", "trainer", "replay"),
+    ),
     "testing": ("*",),
 }
 

@@ -68,7 +68,7 @@ class Kept:
 
     def save(self, state, contract, memory):
         self.steps.append(int(state.step))
-        self.last = state, json.loads(json.dumps(memory))
+        self.last = state, json.loads(json.dumps(memory, default=lambda table: table.plain()))
 
 
 def session_from(state, memory, kept, held):

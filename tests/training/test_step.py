@@ -283,6 +283,46 @@ def losses_named(*names):
     return lambda model_state, batches: {name: jnp.sum(model_state["w"]) for name in names}
 
 
+OUTSIDE = {"w": jnp.array([0.5, 0.5])}
+NOTHING = {
+    "a model outside": lambda model_state, batches: line(OUTSIDE, batches),
+    "a constant": lambda model_state, batches: {"fit": jnp.float32(1.0)},
+    "stop_gradient": lambda model_state, batches: jax.lax.stop_gradient(line(model_state, batches)),
+    "rounding": lambda model_state, batches: {"fit": jnp.sum(jnp.round(model_state["w"]))},
+    "a comparison": lambda model_state, batches: {
+        "fit": jnp.mean((model_state["w"] > 0).astype(jnp.float32))
+    },
+    "under jit": lambda model_state, batches: jax.jit(line)(OUTSIDE, batches),
+    "in a scan": lambda model_state, batches: {
+        "fit": jax.lax.scan(lambda c, x: (c + x[0], None), 0.0, batches["data"]["inputs"])[0]
+    },
+}
+
+
+@pytest.mark.parametrize("losses", NOTHING.values(), ids=NOTHING)
+def test_losses_that_no_parameter_moves_are_refused(losses):
+    step, state = setup(losses, LINE)
+    message = r"no loss depends on any of the 1 trainable leaves .* \(the first is model_state\[.w.\]\)"
+    with pytest.raises(ValueError, match=message):
+        jax.jit(step)(state, BATCHES, KEY)
+
+
+SOMETHING = {
+    "a gradient that is zero here": lambda model_state, batches: {"fit": jnp.sum(0 * model_state["w"])},
+    "a branch that is not taken": lambda model_state, batches: {
+        "fit": jnp.where(batches["data"]["targets"][0] > 5, jnp.sum(model_state["w"]), 0.0)
+    },
+    "one of two losses": lambda model_state, batches: {**line(model_state, batches), "fit": jnp.float32(1.0)},
+    "one of two leaves": lambda model_state, batches: {"fit": jnp.sum(model_state["w"][:1])},
+}
+
+
+@pytest.mark.parametrize("losses", SOMETHING.values(), ids=SOMETHING)
+def test_losses_that_a_parameter_may_move_are_trained(losses):
+    state, _ = updated(losses, LINE)
+    assert int(state.step) == 1
+
+
 @pytest.mark.parametrize(
     ("losses", "options", "message"),
     [

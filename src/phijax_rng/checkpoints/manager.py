@@ -221,6 +221,10 @@ class Checkpoints:
             document.get("step", 0), "the history", lambda: self._row_files.joined(document, lost)
         )
 
+    def digests(self, step: int | str | None = None) -> dict[str, str]:
+        """The SHA-256 of each part of the state of a step: two states with the same have the same bits."""
+        return dict(self._document(step)["digests"])
+
     def readable_contract(self, step: int | str | None = None) -> dict[str, Any]:
         """The contract of a step; for `None` of the newest step with a readable one, or an empty dict."""
         return self._run.readable_contract() if step is None else self.contract(step)

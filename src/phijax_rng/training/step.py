@@ -135,8 +135,11 @@ class LossTrainStep:
         kept = optimizer_part(state.optimizer_state, self.ema_decay)
         require_fitting_optimizer(kept, params)
         objective = functools.partial(self._objective, state, batches, key, mask)
-        (total, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        seen, depends = _watched(objective)
+        (total, aux), grads = jax.value_and_grad(seen, has_aux=True)(params)
         variables, losses, diagnostics, observed = aux
+        if not (depends or jax.tree.leaves(variables)):
+            _require_no_parameters(params)
         # What the losses wrote into an `nnx.Param` is where its update starts from.
         moved, variables = separated(variables)
         params = merge(moved, params)
@@ -232,6 +235,34 @@ class LossTrainStep:
             seen = {name: jax.lax.stop_gradient(loss) for name, loss in ordered.items()}
             balancer_state = observed = balancer.observed(seen, key, balancer_state)
         return balancer.total(ordered, balancer_state), observed
+
+
+def _watched(objective: Callable[[ModelState], Any]) -> tuple[Callable[[ModelState], Any], Sequence[object]]:
+    """`objective`, and a list that its gradient fills if the value depends on any parameter.
+
+    JAX calls the backward rule of a function only where a gradient reaches it, and an identity leaves nothing
+    in the program.
+    """
+    reached: list[bool] = []
+
+    def backward(_: None, cotangents: Any) -> tuple[Any]:
+        reached.append(True)
+        return (cotangents,)
+
+    identity = jax.custom_vjp(lambda params: params)
+    identity.defvjp(lambda params: (params, None), backward)
+    return lambda params: objective(identity(params)), reached
+
+
+def _require_no_parameters(params: ModelState) -> None:
+    """Raises where losses that no parameter moves would train nothing."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    if paths:
+        raise ValueError(
+            f"no loss depends on any of the {len(paths)} trainable leaves of the model state (the first is "
+            f"model_state{paths[0]}), so nothing would be trained. Compute the losses from the model_state "
+            "that they receive, not from a model outside, and without stop_gradient or rounding."
+        )
 
 
 def _called_again(function: Callable[[], Any], *, unless: Sequence[object]) -> Callable[[], Any]:
