@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -19,7 +20,8 @@ from phijax_rng.checkpoints.lease import Lease
 from phijax_rng.checkpoints.lock import DirectoryLock, is_shared
 from phijax_rng.errors import DirectoryInUseError, SaveError
 from tests import _pair
-from tests._subprocess import start_python
+from tests._bitwise import assert_trees_bitwise_equal
+from tests._subprocess import run_python, start_python, wait_for_line
 from tests.faults._damage import state_at
 
 CONTEND = """
@@ -322,3 +324,54 @@ def test_a_save_that_was_left_alone_does_not_land_after_the_release(tmp_path, lo
 def test_processes_with_directories_of_their_own_are_refused(tmp_path):
     for output in _pair.run_pair(_pair.own_directories, tmp_path):
         assert "ValueError" in output and "must be the same directory in all processes" in output
+
+
+JOB = """
+import ctypes, os, socket, sys
+
+host = sys.argv[1]
+# Before any thread: a user namespace is for the whole process.
+if ctypes.CDLL(None).unshare(0x10000000 | 0x04000000) == 0:
+    socket.sethostname(host)
+else:
+    socket.gethostname = lambda: host
+
+import filelock
+from phijax_rng import Checkpoints
+from tests.faults import _run
+
+filelock.lock_descriptor = lambda *arguments, **options: True
+
+def leased(folder, **options):
+    checkpoints = Checkpoints(folder, lock="lease", max_to_keep=None, **options)
+    checkpoints._lock._lease.seconds = 2
+    return checkpoints
+
+_run.Checkpoints = leased
+_run.main(*sys.argv[2:])
+"""
+
+
+@pytest.mark.full
+def test_a_job_that_was_stopped_and_replaced_on_another_host_saves_no_step(tmp_path):
+    run_python(JOB, "whole", tmp_path / "whole", 200)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(start_python(JOB, "first", tmp_path / "run", 200))
+        wait_for_line(first, "step")
+        while first.poll() is None and not Checkpoints(tmp_path / "run").steps:
+            time.sleep(0.01)
+        first.send_signal(signal.SIGSTOP)
+        before = Checkpoints(tmp_path / "run").steps
+        try:
+            second = run_python(JOB, "second", tmp_path / "run", 200)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        said = first.communicate(timeout=60)[0]
+    assert before[-1] < 200, "the control: it was stopped in the middle"
+    assert re.search("waits up to 2 s to see whether process [0-9]+ on first still writes", second.stderr)
+    assert second.stdout.splitlines()[-1] == "done 200"
+    assert first.returncode != 0 and "in use by another process, which took it over" in said
+    whole, run = Checkpoints(tmp_path / "whole"), Checkpoints(tmp_path / "run")
+    assert run.steps == whole.steps
+    for step in run.steps:
+        assert_trees_bitwise_equal(run.arrays(step), whole.arrays(step))

@@ -271,9 +271,16 @@ class StepWriter:
         with contextlib.suppress(Exception):
             self.close()
         kept = "unknown, since the directory cannot be read"
-        with contextlib.suppress(OSError, DirectoryInUseError):
+        try:
             self._require_lock()
-            self._run.clear_leftovers()
+        except DirectoryInUseError as lost:
+            # Whatever failed, such as a write to a folder that the other job removed, this is why.
+            return SaveError(f"step {step} could not be saved: {lost}", step=step)
+        except OSError:
+            pass
+        else:
+            with contextlib.suppress(OSError):
+                self._run.clear_leftovers()
         with contextlib.suppress(OSError):
             kept = validation.shown(self._run.steps) or "nothing"
         reason = str(error).strip().rstrip(".") or type(error).__name__
