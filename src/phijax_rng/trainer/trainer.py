@@ -216,7 +216,8 @@ class Trainer:
 
         Args:
             module: a `LossModule`; with `train_step`, whatever the result should carry.
-            state: from `initialize_train_state`; its arrays are not donated. Training starts at its step.
+            state: from `initialize_train_state`; its arrays are not donated, so a large state exists twice
+                while the caller keeps it. Training starts at its step.
             optimizer: the transformation the state was initialized with; or else
             train_step: a custom update, see `TrainStep`.
             datamodule: makes the source from `state.sampling_key`; or else
