@@ -24,7 +24,7 @@ from benchmarks._ratio import Bar, Figure, interleaved, shown_bytes
 
 LAYERS, WIDTH = 16, 2048
 ROWS, BATCH = 64, 16
-CHUNK, CHUNKS = 2, 4
+CHUNK, CHUNKS = 2, 3
 
 # The numbers of a kind differ by a few percent.
 _FEWEST = 3
