@@ -680,7 +680,19 @@ def test_an_address_never_becomes_a_folder(address, kind, tmp_path, monkeypatch)
     for make in (Checkpoints, CSVHistory, TensorBoardLogger):
         with pytest.raises(ValueError, match="must be in a file system of this machine, got the address"):
             make(kind(address))
+    for joined in (f"runs/{address}", f"./{address}", f" {address}"):
+        with pytest.raises(ValueError, match="got the address"):
+            Checkpoints(joined)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("root", ["gs", "s3", "az", "hf"])
+def test_a_folder_that_orbax_takes_for_a_bucket_is_refused(root):
+    with pytest.raises(
+        ValueError, match=f"directory must not be below /{root}, which Orbax takes for {root}://"
+    ):
+        Checkpoints(f"/tmp/../{root}/bucket/run")
+    assert Checkpoints(f"/data/{root}/run").directory == Path(f"/data/{root}/run")
 
 
 @pytest.mark.parametrize("name", ["s3:", "a:b", "run:x", "./s3:/x"])

@@ -261,8 +261,9 @@ def path(value: object, name: str, *, fix: str) -> str:
     return given
 
 
-# Of two letters or more, for the drives of Windows; `Path("s3://bucket")` has one slash.
-_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
+# Of two letters or more, for the drives of Windows; `Path("s3://bucket")` has one slash. With two it is an
+# address wherever it stands: joined to a folder, it would become one below it.
+_ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/|.*[A-Za-z][A-Za-z0-9+.-]+://", re.DOTALL)
 
 
 def local_path(value: object, name: str, *, fix: str) -> str:

@@ -6,6 +6,19 @@ from typing import Any
 
 from orbax.checkpoint.path import atomicity
 
+# Of `etils.epath`, by which Orbax opens paths: for it `/gs/bucket` is `gs://bucket`.
+_ROOTS_OF_BUCKETS = ("gs", "s3", "az", "hf")
+
+
+def require_local(directory: Path) -> None:
+    """Raises a `ValueError` for an absolute path that Orbax would take for the address of a bucket."""
+    if directory.parts[0] == "/" and directory.parts[1:2] and directory.parts[1] in _ROOTS_OF_BUCKETS:
+        root = directory.parts[1]
+        raise ValueError(
+            f"directory must not be below /{root}, which Orbax takes for {root}://, got {str(directory)!r}. "
+            "Pass another name of it, such as a link or another mount point."
+        )
+
 
 def fenced_path(
     require_lock: Callable[[], None], save_number: Callable[[], int]

@@ -37,6 +37,7 @@ from phijax_rng._base.background import LeaveNow
 from phijax_rng.checkpoints import foreign, stored_leaves
 from phijax_rng.checkpoints.directory import Restoration, RunDirectory
 from phijax_rng.checkpoints.document import TABLES, Files, Parents, RowFiles, Table, require_contract, split
+from phijax_rng.checkpoints.fenced_path import require_local
 from phijax_rng.checkpoints.keep_best import KeepBest
 from phijax_rng.checkpoints.lock import KINDS, DirectoryLock, require_shared
 from phijax_rng.checkpoints.writer import Retention, SaveDocument, Schedule, StepWriter
@@ -78,6 +79,7 @@ class Checkpoints:
         where = validation.local_path(directory, "directory", fix="Pass the directory of the run.")
         # At once, so that a later change of the working directory does not move the run.
         self.directory = Path(os.path.abspath(Path(where).expanduser()))
+        require_local(self.directory)
         self._schedule = Schedule(every_n_steps, every_minutes)
         self.every_n_steps, self.every_minutes = self._schedule.every_n_steps, self._schedule.every_minutes
         self.max_to_keep = None if max_to_keep is None else validation.positive(max_to_keep, "max_to_keep")
