@@ -616,3 +616,34 @@ def test_a_pool_data_module_is_checked_at_the_door(make, error, message):
     with pytest.raises(error) as caught:
         make()
     assert str(caught.value) == message
+
+
+def many(number, **options):
+    """A source of so many pools that choose alike, and two that do not."""
+    pools = {f"pool{i}": {"inputs": np.arange(9.0)[::-1, None].astype(np.float32) + i} for i in range(number)}
+    pools |= {"other": rows_of(20), "all": rows_of(3)}
+    sizes = dict.fromkeys(pools, 5) | {"all": "all"}
+    return NamedBatchSource.from_pools(pools, sizes, options.pop("key", KEY), **options)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "options"),
+    [("threefry2x32", {"sort_axes": {"pool3": 0}}), pytest.param("rbg", {}, marks=pytest.mark.full)],
+)
+def test_many_samplers_that_choose_alike_draw_what_each_draws_alone(implementation, options):
+    key = jax.random.key(3, impl=implementation)
+    drawing = many(16, key=key, **options)
+    places = drawing.sampler_keys(7)
+    alone = {}
+    for name, sampler in drawing.samplers.items():
+        alone[name] = sampler.sample(jax.random.clone(places[name]), drawing.batch_sizes[name])
+    assert_trees_bitwise_equal(drawing(7), alone)
+    shifted = alone | {"pool0": alone["pool1"]}
+    assert first_difference(drawing(7), shifted) is not None
+
+
+def test_the_program_of_many_samplers_has_one_loop_for_those_that_choose_alike():
+    def draws(number):
+        return str(jax.make_jaxpr(many(number))(jnp.int32(7))).count("name=_randint")
+
+    assert [draws(number) for number in (15, 16, 32)] == [16, 2, 2]

@@ -15,6 +15,7 @@ one. Row numbers are drawn by `choose` or `choose_at` only; the rows may be stor
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -262,6 +263,39 @@ def draw_indices(key: KeyScalar, size: int, n: int, replace: bool, method: str) 
     if method == "sort":
         return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:size]
     return shuffle.permute_index(key, jnp.arange(size, dtype=jnp.int32), n)
+
+
+# From so many on, samplers that choose alike share one loop. XLA compiles the hash of each sampler anew, in
+# 0.1 s and more. Below, programs stay as they are.
+_MANY = 16
+
+
+def choose_together(
+    samplers: Mapping[str, object], sizes: Mapping[str, BatchSize], split: Mapping[str, KeyScalar]
+) -> dict[str, jax.Array]:
+    """The row numbers of many `RandomRowSampler`s that choose alike, by name; the others are left out.
+
+    They are those of `choose`: the loop draws from one key after the other, where `vmap` would draw other
+    numbers with some key types.
+    """
+    alike: dict[tuple[int, int, bool, str], list[str]] = {}
+    for name, sampler in samplers.items():
+        if type(sampler) is RandomRowSampler and sizes[name] != "all":
+            way = (int(sizes[name]), sampler.num_rows, sampler.replace, sampler.method)
+            alike.setdefault(way, []).append(name)
+    chosen: dict[str, jax.Array] = {}
+    for way, names in alike.items():
+        if len(names) >= _MANY:
+            draw = functools.partial(_draw_from, way)
+            # A clone, since `jax_debug_key_reuse` takes stacked keys for used ones.
+            stacked = jax.random.clone(jnp.stack([split[name] for name in names]))
+            numbers = jax.lax.map(draw, stacked)
+            chosen |= {name: numbers[position] for position, name in enumerate(names)}
+    return chosen
+
+
+def _draw_from(way: tuple[int, int, bool, str], key: KeyScalar) -> jax.Array:
+    return draw_indices(key, *way)
 
 
 def draw_shuffled(key: KeyScalar, step: object, size: int, n: int) -> jax.Array:

@@ -32,7 +32,7 @@ from phijax_rng._base.types import Batches, BatchSize, BatchSizes, KeyScalar, St
 from phijax_rng.sampling.adapters import AdaptedSampler, States, adapt_sampler
 from phijax_rng.sampling.from_pools import make_samplers, require_known, require_pools, require_sizes
 from phijax_rng.sampling.protocols import INDEX
-from phijax_rng.sampling.rows import read
+from phijax_rng.sampling.rows import batch_of, choose_together, read
 
 
 @pytrees.record(data=("_samplers", "key"), meta=("names", "key_names", "_sizes"))
@@ -367,11 +367,14 @@ class PoolDataModule:
 def _draw(source: NamedBatchSource, step: Step, sampler_state: States) -> Batches:
     """The batches of a step; may be traced."""
     split = _split(keys.step_key(source.key, step), source.key_names)
+    chosen = choose_together(source.samplers, source.batch_sizes, split)
     batches = {}
     for name, sampler, size in zip(source.names, source._samplers, source._sizes, strict=True):
         if sampler.follows_step:
             stream = keys.stream(source.key, "sampler", name)
             batches[name] = sampler.sample_at(stream, step, size)
+        elif name in chosen:
+            batches[name] = batch_of(sampler.sampler.fields, chosen[name], sampler.sampler.sort_axis)
         else:
             batches[name] = sampler.sample(split[name], size, sampler_state.get(name))
     return batches
