@@ -3,6 +3,7 @@
 Here any state is large; `usual` switches back to the rule that users have.
 """
 
+import dataclasses
 import gc
 
 import jax
@@ -34,6 +35,11 @@ from tests._bitwise import assert_trees_bitwise_equal, first_difference
 from tests._fit import Samplers, fit, resumed
 from tests._selection import mostly_full
 from tests.training import test_guard, test_loop
+
+
+def own_heat():
+    """The heat problem with a loop of its own: other tests share the one of `_problems.heat()`."""
+    return dataclasses.replace(_problems.heat())
 
 
 @pytest.fixture
@@ -227,7 +233,7 @@ def test_nothing_that_a_caller_holds_is_written_over(usual):
     np.testing.assert_array_equal(held["w"], [0, 1, 2])
     assert first_difference(result.state.model_state, held)
 
-    problem = _problems.heat()
+    problem = own_heat()
     state = problem.state()
     bits = jax.tree.map(lambda leaf: leaf + 0, state.model_state)
     first, second = (
@@ -264,7 +270,7 @@ class Greedy:
 
 def test_what_a_callback_keeps_or_donates_is_apart_from_the_run(usual, monkeypatch):
     monkeypatch.setattr("phijax_rng.devices.processes._LENT_BYTES", 0)
-    problem, greedy = _problems.heat(), Greedy()
+    problem, greedy = own_heat(), Greedy()
     alone = fit(problem, 6)
     result = fit(problem, 6, trainer={"callbacks": (greedy,)})
     assert_trees_bitwise_equal(result.state, alone.state)
@@ -274,7 +280,7 @@ def test_what_a_callback_keeps_or_donates_is_apart_from_the_run(usual, monkeypat
 
 
 def test_a_save_in_the_background_has_the_bits_of_its_step(usual, tmp_path):
-    problem = _problems.heat()
+    problem = own_heat()
     saves = {"every_n_steps": 1, "asynchronous": True}
     fit(problem, 8, tmp_path, saves=saves)
     for step in range(1, 9):
@@ -292,7 +298,7 @@ def test_an_error_in_a_call_keeps_what_is_on_disk_and_says_so(usual, tmp_path, m
         return chunk(self, *arguments)
 
     monkeypatch.setattr(TrainLoop, "_chunk", fails)
-    problem = _problems.heat()
+    problem = own_heat()
     with pytest.raises(RuntimeError, match=r"^the device is gone") as caught:
         fit(problem, 8, tmp_path, saves={"every_n_steps": 2}, trainer={"chunk_size": 2})
     (note,) = caught.value.__notes__
@@ -343,7 +349,7 @@ def test_the_program_needs_the_gradient_besides_the_state(usual):
 
 
 def test_the_states_of_a_run_do_not_pile_up(usual):
-    problem, seen = _problems.heat(), []
+    problem, seen = own_heat(), []
 
     class Count:
         every_n_steps = 2
