@@ -398,3 +398,17 @@ def test_a_state_that_is_split_over_devices_is_updated_in_place(in_eight):
     assert more[0] < 0.6 and more[1] < 0.8, more
     # Of the split state an eighth is on each device, and the gradient of all rows.
     assert more[2] < 3, more
+
+
+def test_what_a_model_carries_beside_its_arrays_is_not_written_over(usual):
+    model = {"w": jnp.ones(3), "activation": jnp.tanh, "name": "rows"}
+    state = initialize_train_state(model, optax.adam(0.1), {}, keys.split_root(0))
+    parts = Donation.of(state)
+    given, kept = parts.split(state)
+    # The weights, the count and the two moments of Adam.
+    assert [leaf.shape for leaf in given] == [(3,), (), (3,), (3,)]
+    again = parts.joined(given, kept)
+    assert_trees_bitwise_equal(again, state)
+    assert (again.model_state["activation"], again.model_state["name"]) == (jnp.tanh, "rows")
+    usual()
+    assert Donation.of(state) is None

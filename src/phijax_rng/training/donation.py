@@ -43,12 +43,12 @@ class Donation:
     @staticmethod
     def of(state: TrainState) -> "Donation | None":
         """That of a large state; `None` for others. The leaves may be abstract."""
-        watched = [leaf for name in _FIELDS for leaf in jax.tree.leaves(getattr(state, name))]
-        if sum(map(_bytes, watched)) < LARGE_BYTES:
-            return None
+        # The leaves of the state, not of its fields: what a model carries beside its arrays is none of them.
         found, structure = jax.tree_util.tree_flatten_with_path(state)
-        is_given = (path[0].name in _FIELDS and _bytes(leaf) >= _LEAST_BYTES for path, leaf in found)
-        return Donation(structure, tuple(is_given))
+        sizes = [_bytes(leaf) if path[0].name in _FIELDS else None for path, leaf in found]
+        if sum(size or 0 for size in sizes) < LARGE_BYTES:
+            return None
+        return Donation(structure, tuple(size is not None and size >= _LEAST_BYTES for size in sizes))
 
     def split(self, state: TrainState) -> tuple[list[Any], list[Any]]:
         """The leaves that are written over, and the others."""
