@@ -3,12 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from phijax_rng import Checkpoints, keys
 from phijax_rng.cli import main
 from tests._subprocess import run_python
-from tests.replay.test_compare import EVERY, STOP, train
+from tests.replay.test_compare import EVERY, POOL, STOP, train
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,7 @@ MISTAKES = {
     "a negative seed": (("tree", "-5"), "seed must"),
     "a seed out of range": (("tree", str(2**64)), "seed must"),
     "steps out of range": (("tree", "1", "--steps", "-1"), "steps must"),
+    "too many steps": (("tree", "1", "--steps", "1000000"), "steps must"),
     "no command": (("exec", "--deterministic", "--"), "is no command"),
     "an unknown command": (("exec", "--deterministic", "--", "no-such-program"), "is no command"),
     "nothing to clean": (("clean", "{tmp}"), "no checkpoint"),
@@ -172,3 +174,17 @@ def test_the_package_does_not_load_the_command_line():
         print([name for name in sys.modules if name.startswith(("phijax_rng.cli", "phijax_rng.replay"))])
     """
     assert run_python(code).stdout.strip() == "[]"
+
+
+def test_numbers_that_are_not_finite_are_shown_and_are_json(tmp_path, capsys):
+    pool = {"x": POOL["x"] * np.float32("nan")}
+    train(tmp_path / "a", pool=pool, trainer={"on_nonfinite": "ignore"})
+    train(tmp_path / "b", pool=pool, rate=0.2, trainer={"on_nonfinite": "ignore"})
+    status, text, _ = called(capsys, "inspect", tmp_path / "a", "--json")
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (status, found["losses"][0]) == (0, [1, "NaN"])
+    assert f"|{'?' * STOP}|" in called(capsys, "inspect", tmp_path / "a")[1]
+    # Equal bits of two programs are no proof that they are one.
+    status, text, error = called(capsys, "compare", tmp_path / "a", tmp_path / "b")
+    assert (status, error) == (0, "")
+    assert text.splitlines()[-1] == f"equal to step {STOP}, although training differ"

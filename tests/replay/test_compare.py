@@ -28,19 +28,22 @@ def train(
     rate=0.1,
     pool=POOL,
     size=8,
-    w=0.5,
     every=EVERY,
     log=1,
     chunk=None,
+    trainer=(),
     **options,
 ):
+    """A run that saves in `folder`."""
     optimizer = optax.adam(rate)
     streams = keys.split_root(seed)
     module = LossModule(lambda key: {"w": jnp.full(3, 0.5)[:, None]}, losses, batch_keys=("data",))
     state = initialize_train_state({"w": jnp.full(3, 0.5)[:, None]}, optimizer, {}, streams)
     source = NamedBatchSource.from_pools({"data": pool}, {"data": size}, streams.sampling)
     kept = Checkpoints(folder, every_n_steps=every, asynchronous=False, max_to_keep=None)
-    trainer = Trainer(stop, checkpoints=kept, log_every_n_steps=log, chunk_size=chunk, progress=False)
+    trainer = Trainer(
+        stop, checkpoints=kept, log_every_n_steps=log, chunk_size=chunk, progress=False, **dict(trainer)
+    )
     return trainer.fit_state(module, state, optimizer=optimizer, source=source, **options)
 
 

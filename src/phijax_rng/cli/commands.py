@@ -91,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(found: Any, options: Any) -> None:
-    print(json.dumps(found.plain(), indent=2, default=str) if options.json else str(found))
+    if not options.json:
+        print(found)
+        return
+    # JSON has no numbers that are not finite: they become text.
+    plain = json.loads(json.dumps(found.plain(), default=str), parse_constant=str)
+    print(json.dumps(plain, indent=2, allow_nan=False))
 
 
 def _inspect(options: Any) -> int:

@@ -52,7 +52,7 @@ class Diagnosis:
 def diagnose(directory: str | os.PathLike[str] | None = None) -> Diagnosis:
     """Looks at this process and, if one is given, at a run directory, which need not exist.
 
-    In an existing directory a file is written and deleted, and its lock is taken and released.
+    A lock is tried in a folder of its own, which is deleted.
     """
     device = jax.devices()[0]
     found = describe_environment(device)

@@ -103,11 +103,13 @@ class RunSummary:
         return "\n".join(lines)
 
     def _line(self, width: int = 40) -> str:
-        """The losses as a line of characters, from low to high."""
-        values = [value for _, value in self.losses if math.isfinite(value)]
-        low, high = min(values, default=0.0), max(values, default=0.0)
+        """The losses as a line of characters, from low to high; `?` where one is not finite."""
+        values = [value for _, value in self.losses]
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
         picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else values
-        return "".join(_BARS[round((v - low) / (high - low or 1) * (len(_BARS) - 1))] for v in picked)
+        heights = [(v - low) / (high - low or 1) if math.isfinite(v) else None for v in picked]
+        return "".join("?" if h is None else _BARS[round(h * (len(_BARS) - 1))] for h in heights)
 
 
 def inspect_run(

@@ -9,6 +9,8 @@ import jax
 from phijax_rng import keys
 from phijax_rng._base import validation
 
+_MOST_STEPS = 10_001  # nobody reads more
+
 
 @dataclasses.dataclass(frozen=True)
 class KeyNode:
@@ -52,7 +54,7 @@ def key_tree(seed: int, steps: int = 3, samplers: tuple[str, ...] = ()) -> KeyNo
         TypeError, ValueError: the seed or a number is out of range.
     """
     root = keys.root_key(seed)
-    steps = validation.whole_number(steps, "steps", 2**31, fix="Pass how many steps to show.")
+    steps = validation.whole_number(steps, "steps", _MOST_STEPS, fix="Pass how many steps to show.")
     streams = keys.split_root(root)
     nodes = []
     for index, name in enumerate(("model", "runtime", "sampling", "balancer")):

@@ -18,6 +18,7 @@ from phijax_rng.keys import is_typed_key
 from phijax_rng.resume.contract import Difference, compare
 
 _MOST_LEAVES = 12
+_MOVING = ("batches", "keys", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Comparison:
             return "not comparable: the runs have no step in common"
         if self.equal:
             until = max((self.equal_step or 0, min(self.newest) if self.rows else 0))
-            return f"equal to step {until}"
+            moving = sorted({c.setting.partition(".")[0] for c in self.changes if c.survives in _MOVING})
+            return f"equal to step {until}" + (f", although {' and '.join(moving)} differ" if moving else "")
         first = min(step for step in (self.row, self.step) if step is not None)
         why = f"{self.cause} differ" if self.cause == "keys" else f"the {self.cause} differs"
         return f"different at step {first}: {why if self.cause else 'no setting explains it'}"
