@@ -262,7 +262,8 @@ def watched(folder: str) -> None:
     print(
         json.dumps({**_devices.summary(result), "best": checkpoints.best_step, "on disk": checkpoints.steps})
     )
-    print(json.dumps(remembered, sort_keys=True).replace("again", "whole"))
+    rows = json.dumps(remembered, sort_keys=True, default=lambda table: table.plain())
+    print(rows.replace("again", "whole"))
     print(digests)
 
 

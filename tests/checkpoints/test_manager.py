@@ -13,6 +13,7 @@ import pytest
 
 from phijax_rng import Checkpoints, CSVHistory, TrainState, keys
 from phijax_rng.callbacks import TensorBoardLogger
+from phijax_rng.checkpoints.writer import StepWriter
 from phijax_rng.errors import CheckpointMismatchError, DamagedCheckpointError, DirectoryInUseError, SaveError
 from tests._bitwise import assert_trees_bitwise_equal, first_difference
 
@@ -699,3 +700,29 @@ def test_a_folder_that_orbax_takes_for_a_bucket_is_refused(root):
 def test_a_colon_alone_makes_no_address(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Checkpoints(name).directory == tmp_path / name
+
+
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_step_that_another_job_publishes_meanwhile_stays(tmp_path, monkeypatch, asynchronous):
+    theirs = state_with({"w": jnp.arange(3.0)}, step=2)
+    with Checkpoints(tmp_path / "other", asynchronous=False) as other:
+        other.save(theirs)
+    opened = StepWriter._open
+
+    def late(writer):
+        manager = opened(writer)
+        if not (tmp_path / "run" / "2").exists():
+            shutil.copytree(tmp_path / "other" / "2", tmp_path / "run" / "2")
+        return manager
+
+    monkeypatch.setattr(StepWriter, "_open", late)
+    checkpoints = Checkpoints(tmp_path / "run", asynchronous=asynchronous)
+    with pytest.raises(SaveError, match="step 2 could not be saved"):
+        checkpoints.save(state_with({"w": -jnp.arange(3.0)}, step=2))
+        checkpoints.wait()
+    assert_trees_bitwise_equal(Checkpoints(tmp_path / "run").restore(theirs, 2), theirs)

@@ -49,7 +49,8 @@ class _Record(NamedTuple):
 
     @property
     def owner(self) -> str:
-        return self.text.partition("\n")[0].strip() or "an unknown process"
+        first = self.text.partition("\n")[0].strip()
+        return "a process that has ended since" if first == _RELEASED else first or "an unknown process"
 
 
 class Lease:

@@ -8,6 +8,7 @@ failure to delete costs no training.
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -305,7 +306,14 @@ class StepWriter:
                     cleanup_tmp_directories=True,  # of a killed save; the lock says that nobody writes them
                 ),
             )
+            # Orbax would delete a folder of the step's name, which another job may have published since.
+            checkpointer = self.manager._checkpointer
+            checkpointer.save = functools.partial(_save_new, checkpointer.save)
         return self.manager
+
+
+def _save_new(save: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return save(*arguments, **{**options, "force": False})
 
 
 class Retention:
